@@ -1,0 +1,12 @@
+# PENSTOCK_SANITIZER: empty, "address" (with undefined) or "thread". Only the libraries and the unit,
+# protocol and transport tests are built then: a preloaded libcuda.so.1 cannot carry a sanitizer.
+set(PENSTOCK_SANITIZER "" CACHE STRING "address, thread or empty")
+if(PENSTOCK_SANITIZER STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+elseif(PENSTOCK_SANITIZER STREQUAL "thread")
+  add_compile_options(-fsanitize=thread)
+  add_link_options(-fsanitize=thread)
+elseif(PENSTOCK_SANITIZER)
+  message(FATAL_ERROR "PENSTOCK_SANITIZER (${PENSTOCK_SANITIZER}) is none of: address, thread.")
+endif()
