@@ -1,0 +1,221 @@
+#include "protocol/hello.h"
+
+#include <sodium/crypto_auth_hmacsha256.h>
+#include <sodium/utils.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace penstock {
+namespace {
+
+// HMAC-SHA256 over a sequence of pieces; flat structs and a label that ends with its NUL.
+class MacBuilder {
+ public:
+  MacBuilder(const Key& key, const char* label) {
+    crypto_auth_hmacsha256_init(&state_, key.data(), key.size());
+    Add(label, strlen(label) + 1);
+  }
+  template <typename T>
+  MacBuilder& operator<<(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    Add(&value, sizeof value);
+    return *this;
+  }
+  Mac Finish() {
+    Mac mac;
+    crypto_auth_hmacsha256_final(&state_, mac.data());
+    return mac;
+  }
+
+ private:
+  void Add(const void* data, size_t bytes) {
+    crypto_auth_hmacsha256_update(&state_, static_cast<const unsigned char*>(data), bytes);
+  }
+  crypto_auth_hmacsha256_state state_;
+};
+
+template <typename T>
+Result<T> ParseFlat(std::span<const std::byte> bytes, const char* name) {
+  if (bytes.size() != sizeof(T)) {
+    return Fail(Code::kProtocol, std::string(name) + " size (" + std::to_string(bytes.size()) +
+                                     ") differs from " + std::to_string(sizeof(T)) + ".");
+  }
+  T value;
+  memcpy(static_cast<void*>(&value), bytes.data(), sizeof value);
+  if (value.magic != kHelloMagic) {
+    return Fail(Code::kProtocol, std::string(name) + " does not start with Penstock's magic.");
+  }
+  return value;
+}
+
+template <size_t N>
+void Terminate(char (&text)[N]) {
+  text[N - 1] = '\0';
+}
+
+}  // namespace
+
+const char* RefusalName(Refusal refusal) {
+  switch (refusal) {
+    case Refusal::kNone:
+      return "none";
+    case Refusal::kMalformed:
+      return "malformed hello";
+    case Refusal::kVersion:
+      return "no common protocol version";
+    case Refusal::kKey:
+      return "key refused";
+    case Refusal::kFull:
+      return "server full";
+    case Refusal::kDriver:
+      return "driver not available";
+    case Refusal::kUnknownSession:
+      return "unknown session";
+    case Refusal::kInternal:
+      return "server trouble";
+  }
+  return "unknown reason";
+}
+
+Result<Key> ReadKeyFile(const std::string& path) {
+  FILE* file = fopen(path.c_str(), "rbe");
+  if (file == nullptr) return FailErrno("Cannot open key file (" + path + ")");
+  uint8_t buffer[4096];
+  const size_t bytes = fread(buffer, 1, sizeof buffer, file);
+  const bool more = !feof(file) && fgetc(file) != EOF;
+  fclose(file);
+  if (more) {
+    return Fail(Code::kInvalidArgument, "Key file (" + path + ") is larger than 4096 bytes.");
+  }
+  auto is_space = [](uint8_t c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
+  const uint8_t* begin = buffer;
+  const uint8_t* end = buffer + bytes;
+  while (begin < end && is_space(*begin)) ++begin;
+  while (begin < end && is_space(end[-1])) --end;
+  if (end - begin < 16) {
+    return Fail(Code::kInvalidArgument, "Key file (" + path + ") holds fewer than 16 bytes.");
+  }
+  return Key(begin, end);
+}
+
+Status FillRandom(std::span<uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = getrandom(bytes.data(), bytes.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return FailErrno("The kernel gives no random bytes");
+    bytes = bytes.subspan(got);
+  }
+  return {};
+}
+
+Mac ClientMac(const Key& key, const ClientHello& hello, const Challenge& challenge) {
+  return (MacBuilder(key, "penstock 1 client") << hello << challenge).Finish();
+}
+
+Mac ServerMac(const Key& key, const ClientHello& hello, const Challenge& challenge,
+              uint64_t session, const Nonce& ticket) {
+  return (MacBuilder(key, "penstock 1 server") << hello << challenge << session << ticket).Finish();
+}
+
+Mac BulkMac(const Key& key, const ClientHello& hello, const Challenge& challenge,
+            const Nonce& ticket, uint64_t session, uint32_t epoch) {
+  return (MacBuilder(key, "penstock 1 bulk")
+          << hello.nonce << challenge.nonce << ticket << session << epoch)
+      .Finish();
+}
+
+bool SameMac(const Mac& a, const Mac& b) {
+  return sodium_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Result<ClientHello> ParseClientHello(std::span<const std::byte> bytes) {
+  auto hello = ParseFlat<ClientHello>(bytes, "Client hello");
+  if (!hello) return hello;
+  if (hello->role != Role::kControl) {
+    return Fail(Code::kProtocol, "Client hello has an unknown role (" +
+                                     std::to_string(static_cast<uint32_t>(hello->role)) + ").");
+  }
+  if (hello->gpus > kMaxDevices) {
+    return Fail(Code::kProtocol,
+                "Client hello asks for too many GPUs (" + std::to_string(hello->gpus) + ").");
+  }
+  Terminate(hello->host);
+  Terminate(hello->program);
+  return hello;
+}
+
+Result<Challenge> ParseChallenge(std::span<const std::byte> bytes) {
+  auto challenge = ParseFlat<Challenge>(bytes, "Challenge");
+  if (challenge) Terminate(challenge->text);
+  return challenge;
+}
+
+Result<Proof> ParseProof(std::span<const std::byte> bytes) {
+  return ParseFlat<Proof>(bytes, "Proof");
+}
+
+Result<ParsedWelcome> ParseWelcome(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(Welcome)) {
+    return Fail(Code::kProtocol, "Welcome size (" + std::to_string(bytes.size()) + ") is short.");
+  }
+  ASSIGN_OR_RETURN(Welcome welcome, ParseFlat<Welcome>(bytes.first(sizeof(Welcome)), "Welcome"));
+  Terminate(welcome.text);
+  Terminate(welcome.server.server_name);
+  const uint32_t count = welcome.server.device_count;
+  if (count > kMaxDevices || bytes.size() != sizeof(Welcome) + count * sizeof(DeviceInfo)) {
+    return Fail(Code::kProtocol, "Welcome device count (" + std::to_string(count) +
+                                     ") does not fit its size (" + std::to_string(bytes.size()) +
+                                     ").");
+  }
+  ParsedWelcome parsed{welcome, std::vector<DeviceInfo>(count)};
+  if (count != 0) {
+    memcpy(parsed.devices.data(), bytes.data() + sizeof(Welcome), count * sizeof(DeviceInfo));
+  }
+  for (DeviceInfo& device : parsed.devices) Terminate(device.name);
+  return parsed;
+}
+
+Result<BulkHello> ParseBulkHello(std::span<const std::byte> bytes) {
+  return ParseFlat<BulkHello>(bytes, "Bulk hello");
+}
+
+Result<BulkWelcome> ParseBulkWelcome(std::span<const std::byte> bytes) {
+  auto welcome = ParseFlat<BulkWelcome>(bytes, "Bulk welcome");
+  if (welcome) Terminate(welcome->text);
+  return welcome;
+}
+
+Result<Role> PeekRole(std::span<const std::byte> bytes) {
+  uint32_t words[2];
+  if (bytes.size() < sizeof words) return Fail(Code::kProtocol, "First message is too short.");
+  memcpy(words, bytes.data(), sizeof words);
+  if (words[0] != kHelloMagic) {
+    return Fail(Code::kProtocol, "First message does not start with Penstock's magic.");
+  }
+  const Role role = static_cast<Role>(words[1]);
+  if (role != Role::kControl && role != Role::kBulk) {
+    return Fail(Code::kProtocol, "First message has an unknown role.");
+  }
+  return role;
+}
+
+std::vector<std::byte> SerializeWelcome(const Welcome& welcome,
+                                        std::span<const DeviceInfo> devices) {
+  std::vector<std::byte> bytes(sizeof welcome + devices.size_bytes());
+  memcpy(bytes.data(), &welcome, sizeof welcome);
+  if (!devices.empty()) {
+    memcpy(bytes.data() + sizeof welcome, devices.data(), devices.size_bytes());
+  }
+  return bytes;
+}
+
+uint16_t ChooseVersion(uint16_t oldest, uint16_t newest) {
+  const uint16_t version = std::min(newest, kProtocolVersion);
+  return version >= std::max(oldest, kOldestProtocolVersion) ? version : 0;
+}
+
+}  // namespace penstock

@@ -1,0 +1,186 @@
+// How a connection begins: four messages on the control socket, two on the bulk socket, each sent
+// as one length-prefixed blob before the transport takes the sockets over.
+//
+//   client                                   server
+//   ClientHello {versions, nonce, who}  -->
+//                                       <--  Challenge {version chosen, nonce, key needed?}
+//   Proof {HMAC over both}              -->
+//                                       <--  Welcome {HMAC, session, ticket, devices, limits}
+//
+//   BulkHello {session, HMAC}           -->
+//                                       <--  BulkWelcome
+//
+// Both sides prove that they hold the pre-shared key without sending it: HMAC-SHA256 over a label
+// and everything said so far, so that neither side's proof can be replayed or reflected. A refusal
+// is a message too, with a reason for people. Everything that the client will answer without asking
+// again (driver version, devices, attributes) comes with Welcome.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "protocol/limits.h"
+
+namespace penstock {
+
+inline constexpr uint32_t kHelloMagic = 0x4B534E50;  // "PNSK"
+inline constexpr uint16_t kProtocolVersion = 1;      // raised when an old peer would misunderstand
+inline constexpr uint16_t kOldestProtocolVersion = 1;
+
+// Feature bits: unknown ones are ignored, so an old peer never sees what it does not know.
+enum Features : uint64_t {
+  kFeatureNone = 0,
+};
+
+using Nonce = std::array<uint8_t, 32>;
+using Mac = std::array<uint8_t, 32>;
+
+enum class Role : uint32_t { kControl = 1, kBulk = 2 };
+
+enum class Refusal : uint32_t {
+  kNone = 0,
+  kMalformed = 1,
+  kVersion = 2,         // no common protocol version
+  kKey = 3,             // wrong key, or none where one is needed
+  kFull = 4,            // no GPU or session free
+  kDriver = 5,          // the server's driver does not start; the text says why
+  kUnknownSession = 6,  // BulkHello for a session that is not there or has its bulk socket
+  kInternal = 7,
+};
+const char* RefusalName(Refusal refusal);
+
+struct ClientHello {
+  uint32_t magic = kHelloMagic;
+  Role role = Role::kControl;
+  uint16_t oldest_version = kOldestProtocolVersion;
+  uint16_t newest_version = kProtocolVersion;
+  uint32_t gpus = 1;  // how many devices the program wants; 0 for all that are offered
+  uint64_t features = 0;
+  Nonce nonce{};
+  uint32_t pid = 0;
+  uint32_t reserved = 0;
+  char host[64] = {};  // NUL-terminated, for logs and status only
+  char program[128] = {};
+};
+static_assert(sizeof(ClientHello) == 256);
+
+struct Challenge {
+  uint32_t magic = kHelloMagic;
+  Refusal refusal = Refusal::kNone;
+  uint16_t version = 0;
+  uint16_t key_needed = 0;
+  uint32_t reserved = 0;
+  uint64_t features = 0;
+  Nonce nonce{};
+  char text[200] = {};  // why refused
+};
+static_assert(sizeof(Challenge) == 256);
+
+struct Proof {
+  uint32_t magic = kHelloMagic;
+  uint32_t reserved = 0;
+  Mac mac{};
+};
+static_assert(sizeof(Proof) == 40);
+
+// What cuDeviceGetAttribute answers, by attribute id.
+inline constexpr uint32_t kDeviceAttributeSlots = 192;
+
+struct DeviceInfo {
+  char name[256];
+  uint8_t uuid[16];
+  uint64_t total_memory;
+  int32_t attributes[kDeviceAttributeSlots];
+  uint8_t attribute_known[kDeviceAttributeSlots];  // 0: the driver answers INVALID_VALUE
+  int32_t least_priority;
+  int32_t greatest_priority;
+  uint32_t primary_flags;
+  uint32_t reserved;
+};
+
+struct ServerInfo {
+  int32_t driver_version;  // of the server's driver
+  uint32_t device_count;
+  uint32_t stream_window;  // kStreamWindow unless configured
+  uint32_t max_frame_bytes;
+  uint64_t functions[16];  // bit n: function id n of a row is served (room for 1,024)
+  char server_name[64];
+};
+
+struct Welcome {
+  uint32_t magic = kHelloMagic;
+  Refusal refusal = Refusal::kNone;
+  uint64_t session = 0;
+  uint32_t epoch = 1;
+  uint32_t reserved = 0;
+  Mac mac{};       // the server's proof
+  Nonce ticket{};  // secret of this session: proves the bulk socket, later a reconnect
+  char text[200] = {};
+  ServerInfo server{};
+  // followed by server.device_count DeviceInfo
+};
+
+struct BulkHello {
+  uint32_t magic = kHelloMagic;
+  Role role = Role::kBulk;
+  uint64_t session = 0;
+  uint32_t epoch = 1;
+  uint32_t reserved = 0;
+  Mac mac{};
+};
+static_assert(sizeof(BulkHello) == 56);
+
+struct BulkWelcome {
+  uint32_t magic = kHelloMagic;
+  Refusal refusal = Refusal::kNone;
+  char text[200] = {};
+};
+
+// The key: the bytes of the key file, surrounding white space removed; empty for "no key".
+using Key = std::vector<uint8_t>;
+Result<Key> ReadKeyFile(const std::string& path);
+
+// Fills with random bytes from the kernel.
+Status FillRandom(std::span<uint8_t> bytes);
+
+Mac ClientMac(const Key& key, const ClientHello& hello, const Challenge& challenge);
+Mac ServerMac(const Key& key, const ClientHello& hello, const Challenge& challenge,
+              uint64_t session, const Nonce& ticket);
+Mac BulkMac(const Key& key, const ClientHello& hello, const Challenge& challenge,
+            const Nonce& ticket, uint64_t session, uint32_t epoch);
+// In constant time.
+bool SameMac(const Mac& a, const Mac& b);
+
+// Reading what a peer sent. Each checks size, magic and every field that is used as a bound, and
+// terminates the texts.
+Result<ClientHello> ParseClientHello(std::span<const std::byte> bytes);
+Result<Challenge> ParseChallenge(std::span<const std::byte> bytes);
+Result<Proof> ParseProof(std::span<const std::byte> bytes);
+struct ParsedWelcome {
+  Welcome welcome;
+  std::vector<DeviceInfo> devices;
+};
+Result<ParsedWelcome> ParseWelcome(std::span<const std::byte> bytes);
+Result<BulkHello> ParseBulkHello(std::span<const std::byte> bytes);
+Result<BulkWelcome> ParseBulkWelcome(std::span<const std::byte> bytes);
+// The role of a first message, so that a listener knows which parser to use.
+Result<Role> PeekRole(std::span<const std::byte> bytes);
+
+std::vector<std::byte> SerializeWelcome(const Welcome& welcome,
+                                        std::span<const DeviceInfo> devices);
+
+// The server's side of choosing: the newest common version, or 0.
+uint16_t ChooseVersion(uint16_t oldest, uint16_t newest);
+
+template <size_t N>
+void CopyText(char (&target)[N], const std::string& text) {
+  const size_t bytes = text.size() < N - 1 ? text.size() : N - 1;
+  text.copy(target, bytes);
+  target[bytes] = '\0';
+}
+
+}  // namespace penstock

@@ -1,0 +1,89 @@
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "protocol/hello.h"
+
+namespace penstock {
+namespace {
+
+template <typename T>
+std::vector<std::byte> Bytes(const T& value) {
+  std::vector<std::byte> bytes(sizeof value);
+  memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+const Key kKey = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'};
+
+}  // namespace
+
+TEST_CASE("two keys, labels or transcripts never share a proof", "[protocol]") {
+  ClientHello hello;
+  Challenge challenge;
+  const Mac mac = ClientMac(kKey, hello, challenge);
+  Key other = kKey;
+  other[0] ^= 1;
+  REQUIRE_FALSE(SameMac(mac, ClientMac(other, hello, challenge)));
+  REQUIRE_FALSE(SameMac(mac, ClientMac({}, hello, challenge)));
+  REQUIRE_FALSE(SameMac(mac, ServerMac(kKey, hello, challenge, 0, {})));
+  REQUIRE(SameMac(mac, ClientMac(kKey, hello, challenge)));
+}
+
+TEST_CASE("a proof is worth nothing under another nonce", "[protocol]") {
+  ClientHello hello;
+  Challenge challenge;
+  const Mac recorded = ClientMac(kKey, hello, challenge);
+  challenge.nonce[5] = 9;
+  REQUIRE_FALSE(SameMac(recorded, ClientMac(kKey, hello, challenge)));
+  const Mac bulk = BulkMac(kKey, hello, challenge, {}, 1, 1);
+  REQUIRE_FALSE(SameMac(bulk, BulkMac(kKey, hello, challenge, {}, 1, 2)));
+  REQUIRE_FALSE(SameMac(bulk, BulkMac(kKey, hello, challenge, {}, 2, 1)));
+}
+
+TEST_CASE("a hello of the wrong size, magic or role is refused", "[protocol]") {
+  ClientHello hello;
+  CopyText(hello.program, "train.py");
+  auto bytes = Bytes(hello);
+  REQUIRE(std::string(ParseClientHello(bytes)->program) == "train.py");
+  REQUIRE(*PeekRole(bytes) == Role::kControl);
+  auto shorter = bytes;
+  shorter.pop_back();
+  REQUIRE_FALSE(ParseClientHello(shorter).has_value());
+  auto magic = bytes;
+  magic[0] = std::byte{0};
+  REQUIRE(ParseClientHello(magic).error().code == Code::kProtocol);
+  REQUIRE_FALSE(PeekRole(magic).has_value());
+  hello.gpus = kMaxDevices + 1;
+  REQUIRE_FALSE(ParseClientHello(Bytes(hello)).has_value());
+  REQUIRE_FALSE(PeekRole(std::span<const std::byte>(bytes).first(7)).has_value());
+}
+
+TEST_CASE("an unterminated text is terminated", "[protocol]") {
+  ClientHello hello;
+  memset(hello.host, 'x', sizeof hello.host);
+  REQUIRE(strlen(ParseClientHello(Bytes(hello))->host) == sizeof hello.host - 1);
+}
+
+TEST_CASE("a welcome must hold as many devices as it says", "[protocol]") {
+  std::vector<DeviceInfo> devices(2);
+  CopyText(devices[1].name, "simulated");
+  Welcome welcome;
+  welcome.server.device_count = 2;
+  auto bytes = SerializeWelcome(welcome, devices);
+  const auto parsed = ParseWelcome(bytes);
+  REQUIRE(parsed.has_value());
+  REQUIRE(std::string(parsed->devices[1].name) == "simulated");
+  bytes.resize(bytes.size() - 1);
+  REQUIRE_FALSE(ParseWelcome(bytes).has_value());
+  welcome.server.device_count = 0x10000001;  // times the size wraps in 32 bits
+  REQUIRE_FALSE(ParseWelcome(SerializeWelcome(welcome, devices)).has_value());
+}
+
+TEST_CASE("versions meet at the newest common one", "[protocol]") {
+  REQUIRE(ChooseVersion(1, 1) == 1);
+  REQUIRE(ChooseVersion(1, 7) == kProtocolVersion);
+  REQUIRE(ChooseVersion(kProtocolVersion + 1, kProtocolVersion + 3) == 0);
+  REQUIRE(ChooseVersion(0, 0) == 0);
+}
+
+}  // namespace penstock
