@@ -37,12 +37,13 @@ struct FrameHeader {
   uint64_t acknowledged;  // highest sequence that the sender has received in order
   uint64_t subject;       // call: handle of the current context or 0; reply: sequence of the call
   uint32_t thread;        // call: index of the issuing thread, minted by the client
-  int32_t result;         // reply: CUresult
+  int32_t result;         // reply: CUresult; call: what it costs in the window of its stream, or 0
 };
 static_assert(sizeof(FrameHeader) == 48);
 
 enum class ProgressKind : uint32_t {
-  kStream = 1,       // id: low half of the stream handle; value: cost of operations finished
+  kStream = 1,       // id: low half of the stream handle; value: cost of operations finished.
+                     // A legacy stream: generation 0, id: low 56 bits of its context's handle
   kStagingSlot = 2,  // id: slot; value: times the slot has been released
 };
 struct ProgressEntry {
