@@ -16,7 +16,8 @@ namespace {
 class MacBuilder {
  public:
   MacBuilder(const Key& key, const char* label) {
-    crypto_auth_hmacsha256_init(&state_, key.data(), key.size());
+    const unsigned char nothing = 0;  // an empty key has no address, and libsodium wants one
+    crypto_auth_hmacsha256_init(&state_, key.empty() ? &nothing : key.data(), key.size());
     Add(label, strlen(label) + 1);
   }
   template <typename T>
