@@ -1,5 +1,7 @@
 # penstock_test(NAME <name> LABELS <label...> SOURCES <file...> [LIBRARIES <target...>])
 # builds a Catch2 program <name> in bin/ and registers it with ctest under these labels.
+# All tests labelled unit, protocol or transport hang on the target sanitized_tests.
+add_custom_target(sanitized_tests)
 set(PENSTOCK_CATCH_MAIN ${CMAKE_SOURCE_DIR}/tests/catch_main.cc)
 function(penstock_test)
   cmake_parse_arguments(T "" "NAME;TIMEOUT" "LABELS;SOURCES;LIBRARIES" ${ARGN})
@@ -12,5 +14,8 @@ function(penstock_test)
   add_executable(${T_NAME} ${T_SOURCES})
   target_link_libraries(${T_NAME} PRIVATE penstock_catch_main ${T_LIBRARIES})
   add_test(NAME ${T_NAME} COMMAND ${T_NAME})
+  if(T_LABELS MATCHES "unit|protocol|transport")
+    add_dependencies(sanitized_tests ${T_NAME})
+  endif()
   set_tests_properties(${T_NAME} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT})
 endfunction()
