@@ -1,0 +1,24 @@
+// `penstock run`: the program with our libcuda.so.1 in front of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+constexpr int kOwnFailure = 125;  // the exit status when Penstock itself fails
+
+struct RunOptions {
+  int gpus = 0;          // 0: as many as the server offers
+  std::string server;    // HOST:PORT; empty: none is configured
+  std::string key_file;  // empty: no key
+  bool simulate = false;
+  std::vector<std::string> program;  // with its arguments
+};
+
+// Returns the exit status for main(): the program's own, 128 + n if signal n ended it, 127 and 126
+// if it cannot be found or executed (as a shell does), 125 if Penstock itself fails. With a server
+// it does not return at all: this process becomes the program.
+int Run(const RunOptions& options);
+
+}  // namespace penstock
