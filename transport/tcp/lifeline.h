@@ -1,0 +1,43 @@
+// The one fact that the parts of a tcp connection share: whether it lives, and why not any more.
+// Whoever finds a reason closes both sockets with it; the first reason stays.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+
+#include "common/log.h"
+#include "common/unique_fd.h"
+#include "transport/waker.h"
+
+namespace penstock::transport::tcp {
+
+class Lifeline {
+ public:
+  Lifeline(UniqueFd control, UniqueFd bulk)
+      : control_(std::move(control)), bulk_(std::move(bulk)) {}
+
+  int control() const { return control_.get(); }
+  int bulk() const { return bulk_.get(); }
+  // Wakes the thread that polls the connection.
+  Waker& receiver() { return receiver_; }
+
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  std::string reason() const;
+
+  // Shuts both sockets down, which wakes every thread that sleeps on one. They are closed with the
+  // object, so that no thread can meet a descriptor that has become somebody else's.
+  void Close(const std::string& reason, LogLevel level);
+
+  // Closes our copies of the descriptors and nothing else.
+  void AbandonAfterFork();
+
+ private:
+  UniqueFd control_, bulk_;
+  Waker receiver_;
+  std::atomic<bool> closed_{false};
+  mutable std::mutex mutex_;
+  std::string reason_;  // under mutex_
+};
+
+}  // namespace penstock::transport::tcp
