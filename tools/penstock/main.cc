@@ -23,8 +23,8 @@ constexpr char kRunAbout[] = "Runs a CUDA program on the GPUs of a server, or on
 constexpr char kRunFooter[] =
     "\n"
     "Examples:\n"
-    "  penstock run --server gpu7:4747 -- python3 train.py    on the GPUs behind gpu7\n"
-    "  penstock run -n 2 --server gpu7:4747 -- ./program      with two of them\n"
+    "  penstock run --server gpu7:14833 -- python3 train.py    on the GPUs behind gpu7\n"
+    "  penstock run -n 2 --server gpu7:14833 -- ./program      with two of them\n"
     "  penstock run --sim -- ./program                        on the simulated GPU: no hardware\n"
     "\n"
     "Without --server and --sim the variable PENSTOCK_SERVER decides. If it is not set either, "
@@ -40,7 +40,7 @@ constexpr char kRunFooter[] =
     "  CUDA_VISIBLE_DEVICES    as always\n"
     "\n"
     "Any program can also be started with no help from this command:\n"
-    "  PENSTOCK_SERVER=gpu7:4747 LD_PRELOAD=PREFIX/lib/penstock/libcuda.so.1 ./program";
+    "  PENSTOCK_SERVER=gpu7:14833 LD_PRELOAD=PREFIX/lib/penstock/libcuda.so.1 ./program";
 
 class RunFormatter : public CLI::Formatter {
  public:
