@@ -14,7 +14,7 @@ def exit_status():
                              ("kill -KILL $$", 128 + 9), ("kill -SEGV $$", 128 + 11)):
         check_equal(_simulate(["sh", "-c", script]).status, expected, f"The status of ({script})")
     check_equal(_simulate(["/nowhere/program"]).status, 127, "The status of a missing program")
-    check_equal(_simulate(["/etc/hostname"]).status, 126, "The status of a file that is no program")
+    check_equal(_simulate(["/etc/passwd"]).status, 126, "The status of a file that is no program")
     check_equal(run([PENSTOCK, "run", "--no-such-option", "x"], plain_env()).status, 125,
                 "The status of a wrong option")
 
