@@ -109,7 +109,13 @@ TEST_CASE("the index of functions is dense and leads back to the name", "[codege
   CHECK(FunctionReason(Function::kCuMemAlloc) == nullptr);
   CHECK(FunctionIndex(Function::kCuGetErrorString) == 0);
   uint32_t named = 0;
-  for (const FunctionText& text : kFunctionTexts) named += text.name != nullptr;
+  for (uint32_t index = 0; index < kFunctionCount; ++index) {
+    const Function function = FunctionAt(index);
+    if (function == Function{}) continue;
+    ++named;
+    CHECK(FunctionIndex(function) == index);
+    CHECK(FunctionName(function) != nullptr);
+  }
   CHECK(named > 500);
 }
 

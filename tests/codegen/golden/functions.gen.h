@@ -60,6 +60,7 @@ constexpr uint32_t FunctionIndex(Function function) {
 }
 
 struct FunctionText {
+  Function function{};
   const char* name = nullptr;    // null where an index is not used
   const char* reason = nullptr;  // why it is not supported; null if it is
 };
@@ -67,24 +68,14 @@ struct FunctionText {
 // By FunctionIndex().
 inline constexpr FunctionText kFunctionTexts[kFunctionCount] = {
     {},
-    {"cuDeviceGetCount", nullptr},
+    {Function::kCuDeviceGetCount, "cuDeviceGetCount", nullptr},
     {},
     {},
     {},
     {},
     {},
     {},
-    {"cuDeviceGetHostAtomicCapabilities", nullptr},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {"cuModuleGetGlobal", nullptr},
+    {Function::kCuDeviceGetHostAtomicCapabilities, "cuDeviceGetHostAtomicCapabilities", nullptr},
     {},
     {},
     {},
@@ -94,19 +85,7 @@ inline constexpr FunctionText kFunctionTexts[kFunctionCount] = {
     {},
     {},
     {},
-    {},
-    {},
-    {"cuMemsetD2D32", nullptr},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {"cuMemsetD2D32Async", nullptr},
-    {},
-    {"cuStreamCreateWithPriority", nullptr},
-    {},
-    {"cuStreamDestroy", nullptr},
+    {Function::kCuModuleGetGlobal, "cuModuleGetGlobal", nullptr},
     {},
     {},
     {},
@@ -118,7 +97,17 @@ inline constexpr FunctionText kFunctionTexts[kFunctionCount] = {
     {},
     {},
     {},
-    {"cuStreamSynchronize", nullptr},
+    {Function::kCuMemsetD2D32, "cuMemsetD2D32", nullptr},
+    {},
+    {},
+    {},
+    {},
+    {},
+    {Function::kCuMemsetD2D32Async, "cuMemsetD2D32Async", nullptr},
+    {},
+    {Function::kCuStreamCreateWithPriority, "cuStreamCreateWithPriority", nullptr},
+    {},
+    {Function::kCuStreamDestroy, "cuStreamDestroy", nullptr},
     {},
     {},
     {},
@@ -127,9 +116,23 @@ inline constexpr FunctionText kFunctionTexts[kFunctionCount] = {
     {},
     {},
     {},
-    {"cuArray3DCreate", "arrays are not forwarded yet"},
+    {},
+    {},
+    {},
+    {Function::kCuStreamSynchronize, "cuStreamSynchronize", nullptr},
+    {},
+    {},
+    {},
+    {},
+    {},
+    {},
+    {},
+    {},
+    {Function::kCuArray3DCreate, "cuArray3DCreate", "arrays are not forwarded yet"},
 };
 
+// The function at an index; an unused index gives Function{}, which is none.
+constexpr Function FunctionAt(uint32_t index) { return kFunctionTexts[index].function; }
 constexpr const char* FunctionName(Function function) {
   return kFunctionTexts[FunctionIndex(function)].name;
 }
