@@ -70,6 +70,7 @@ Answer Serve(uint32_t function, std::span<const std::byte> bytes) {
       {commands::CuEventElapsedTime::kFunction, server::HandleCuEventElapsedTime},
       {commands::CuCtxGetLimit::kFunction, server::HandleCuCtxGetLimit},
       {commands::CuStreamCreateWithPriority::kFunction, server::HandleCuStreamCreateWithPriority},
+      {commands::CuStreamWriteValue32::kFunction, server::HandleCuStreamWriteValue32},
       {commands::CuStreamDestroy::kFunction, server::HandleCuStreamDestroy},
   };
   for (const auto& entry : table) {
@@ -298,6 +299,16 @@ TEST_CASE("flags that the row does not name are refused", "[codegen]") {
   CHECK(interposer::CuEventRecordWithFlags(Event(5), nullptr, 1, true) == CUDA_SUCCESS);
   Serve(sent.function, sent.bytes);
   CHECK(driver.calls.at(0).arguments == Arguments{5, kPerThreadStream, 1});
+}
+
+TEST_CASE("a value written by a stream lies in an allocation", "[codegen]") {
+  server::MockDriver driver;
+  CHECK(interposer::CuStreamWriteValue32(Stream(3), kMemory + 4, 99, 0, false) == CUDA_SUCCESS);
+  Serve(sent.function, sent.bytes);
+  CHECK(driver.calls.at(0).name == "cuStreamWriteValue32_v2");
+  CHECK(driver.calls.at(0).arguments == Arguments{3, kMemory + 4, 99, 0});
+  CHECK(interposer::CuStreamWriteValue32(Stream(3), kMemory + kMemoryBytes - 2, 99, 0, false) ==
+        CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_CASE("a created object is adopted under the client's handle, a failure too", "[codegen]") {
