@@ -27,6 +27,14 @@ class Deadline {
     const int64_t left = at_ns_ - NowNanoseconds();
     return left <= 0 ? 0 : static_cast<int>((left + 999'999) / 1'000'000);
   }
+  // What is left, for ppoll(): null for never. Fills *storage.
+  const timespec* ppoll_timeout(timespec* storage) const {
+    if (at_ns_ == INT64_MAX) return nullptr;
+    const int64_t left = at_ns_ - NowNanoseconds();
+    *storage = left <= 0 ? timespec{0, 0}
+                         : timespec{left / 1'000'000'000, left % 1'000'000'000};
+    return storage;
+  }
 
  private:
   explicit Deadline(int64_t at_ns) : at_ns_(at_ns) {}
