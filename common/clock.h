@@ -31,8 +31,7 @@ class Deadline {
   const timespec* ppoll_timeout(timespec* storage) const {
     if (at_ns_ == INT64_MAX) return nullptr;
     const int64_t left = at_ns_ - NowNanoseconds();
-    *storage = left <= 0 ? timespec{0, 0}
-                         : timespec{left / 1'000'000'000, left % 1'000'000'000};
+    *storage = left <= 0 ? timespec{0, 0} : timespec{left / 1'000'000'000, left % 1'000'000'000};
     return storage;
   }
 
