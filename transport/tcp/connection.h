@@ -50,6 +50,7 @@ class TcpConnection : public Connection {
   int HandleFrames(int budget, Handler& handler);
   // Reads what the socket has, without waiting. False when there was nothing.
   bool Receive();
+  bool Spin();  // true when there is something to handle
   void EndOfControl(const std::string& reason, LogLevel level);
   bool frame_ready() const;
   // Everything that will ever come has been handled.
@@ -73,6 +74,10 @@ class TcpConnection : public Connection {
   std::unique_ptr<std::byte[]> buffer_;
   size_t begin_ = 0, end_ = 0;
   bool control_over_ = false;  // nothing more will be read
+  // What Wait sleeps on: control socket and waker, edge-triggered, which is cheaper than a poll().
+  UniqueFd wait_fd_;
+  int spin_credit_ = 0;
+  int waits_without_spin_ = 0;
 };
 
 }  // namespace penstock::transport::tcp
