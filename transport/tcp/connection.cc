@@ -26,12 +26,12 @@ TcpConnection::TcpConnection(UniqueFd control, UniqueFd bulk, const TcpOptions& 
       buffer_(new std::byte[capacity_]) {
   PrepareSocket(life_.control(), options.peer_timeout_ms);
   PrepareSocket(life_.bulk(), options.peer_timeout_ms);
-  wait_fd_.reset(epoll_create1(EPOLL_CLOEXEC));
+  event_fd_.reset(epoll_create1(EPOLL_CLOEXEC));
   for (const int fd : {life_.control(), life_.receiver().fd()}) {
     epoll_event event = {};
-    event.events = EPOLLIN | EPOLLET;
+    event.events = EPOLLIN;
     event.data.fd = fd;
-    epoll_ctl(wait_fd_.get(), EPOLL_CTL_ADD, fd, &event);
+    epoll_ctl(event_fd_.get(), EPOLL_CTL_ADD, fd, &event);
   }
 }
 
@@ -40,6 +40,9 @@ TcpConnection::~TcpConnection() {
 }
 
 void TcpConnection::Start() {
+  if (!event_fd_.valid() || !life_.receiver().valid() || !bulk_.valid()) {
+    EndOfControl("The system has no descriptor for waiting.", LogLevel::kError);
+  }
   sender_.Start();
   bulk_.Start();
 }
@@ -77,6 +80,7 @@ bool TcpConnection::over() const {
 void TcpConnection::EndOfControl(const std::string& reason, LogLevel level) {
   life_.Close(reason, level);
   control_over_ = true;
+  epoll_ctl(event_fd_.get(), EPOLL_CTL_DEL, life_.control(), nullptr);
 }
 
 int TcpConnection::HandleFrames(int budget, Handler& handler) {
@@ -131,7 +135,10 @@ bool TcpConnection::Receive() {
     bulk_.AcquireReceived();
     return true;
   }
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+    if (life_.read_on_expired()) EndOfControl("", LogLevel::kDebug);
+    return false;
+  }
   if (got < 0) {
     char text[128];
     EndOfControl(std::string("The connection broke: ") + strerror_r(errno, text, sizeof text) + ".",
@@ -158,11 +165,16 @@ int TcpConnection::Wait(int budget, Handler& handler, Deadline deadline) {
     if (interrupted_.load(std::memory_order_relaxed) && interrupted_.exchange(false)) return 0;
     if (Spin()) continue;
     epoll_event events[2];
-    const int ready = epoll_wait(wait_fd_.get(), events, 2, deadline.poll_timeout_ms());
-    if (ready == 0) return 0;
+    // After the end only stragglers of the peer are awaited, and not for long.
+    const int timeout_ms = deadline.poll_timeout_ms();
+    const bool ending = life_.closed() && !control_over_;
+    const int ready = epoll_wait(event_fd_.get(), events, 2,
+                                 ending && (timeout_ms < 0 || timeout_ms > 50) ? 50 : timeout_ms);
     for (int i = 0; i < ready; ++i) {
       if (events[i].data.fd == life_.control()) Receive();
     }
+    if (ending && ready == 0) Receive();
+    if (ready == 0 && deadline.expired()) return 0;
   }
 }
 
@@ -192,26 +204,12 @@ void TcpConnection::Interrupt() {
   life_.receiver().Signal();
 }
 
-int TcpConnection::event_fd() const {
-  std::lock_guard lock(event_mutex_);
-  if (!event_fd_.valid()) {
-    event_fd_.reset(epoll_create1(EPOLL_CLOEXEC));
-    for (const int fd : {life_.control(), const_cast<Lifeline&>(life_).receiver().fd()}) {
-      epoll_event event = {};
-      event.events = EPOLLIN;
-      epoll_ctl(event_fd_.get(), EPOLL_CTL_ADD, fd, &event);
-    }
-  }
-  return event_fd_.get();
-}
-
 bool TcpConnection::Arm() {
   life_.receiver().Clear();
-  if (!completions_.empty() || frame_ready() || interrupted_.exchange(false) || over())
-    return false;
-  if (control_over_) return true;
-  Receive();
-  return !frame_ready() && !control_over_;
+  // Once closed, the caller polls until the end, which is near: nothing announces it.
+  if (life_.closed() || !completions_.empty() || interrupted_.exchange(false)) return false;
+  if (!frame_ready()) Receive();
+  return !frame_ready() && !life_.closed();
 }
 
 // --- bulk ---
