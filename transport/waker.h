@@ -24,6 +24,8 @@ class Waker {
   bool valid() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }
 
+  bool signalled() const { return signalled_.load(std::memory_order_acquire); }
+
   void Signal() {
     std::lock_guard lock(mutex_);
     if (signalled_.load(std::memory_order_relaxed)) return;

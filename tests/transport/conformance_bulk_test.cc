@@ -53,9 +53,9 @@ TEST_CASE("Get and Put move exactly the asked bytes", "[bulk]") {
     const Done done = Await(*pair.near, i);
     CHECK(done.status == BulkStatus::kOk);
     CHECK(done.bytes == bytes);
-    REQUIRE(local == local_model);
+    REQUIRE(Same(local, local_model));
   }
-  CHECK(remote == remote_model);
+  CHECK(Same(remote, remote_model));
 }
 
 TEST_CASE("either end can start moves", "[bulk]") {
@@ -68,8 +68,8 @@ TEST_CASE("either end can start moves", "[bulk]") {
   REQUIRE(pair.far->Put(*rc, 0, rd->key(), 0, c.size(), 2) == Outcome::kOk);
   CHECK(Await(*pair.near, 1).status == BulkStatus::kOk);
   CHECK(Await(*pair.far, 2).status == BulkStatus::kOk);
-  CHECK(a == b);
-  CHECK(c == d);
+  CHECK(Same(a, b));
+  CHECK(Same(c, d));
 }
 
 TEST_CASE("many moves at once all complete with the right bytes", "[bulk]") {
@@ -94,7 +94,7 @@ TEST_CASE("many moves at once all complete with the right bytes", "[bulk]") {
     ++seen[done.cookie];
   }
   CHECK(std::count(seen.begin(), seen.end(), 1) == kMoves);
-  CHECK(source == target);
+  CHECK(Same(source, target));
   CHECK(pair.near->counters().bulk_bytes_received == kMoves * kPiece);
 }
 
@@ -110,8 +110,8 @@ TEST_CASE("a large move both ways at once does not lock up", "[bulk]") {
   REQUIRE(pair.far->Put(*rb, 0, ra->key(), 0, 0, 3) == Outcome::kOk);
   Collector collector;
   ReceiveUntil(*pair.near, collector, [&] { return collector.done.size() == 2; });
-  CHECK(a == b);
-  CHECK(c == d);
+  CHECK(Same(a, b));
+  CHECK(Same(c, d));
   CHECK(Await(*pair.far, 3).bytes == 0);
 }
 
@@ -125,7 +125,7 @@ TEST_CASE("zero bytes complete without touching memory", "[bulk]") {
   const Done done = Await(*pair.near, 9);
   CHECK(done.status == BulkStatus::kOk);
   CHECK(done.bytes == 0);
-  CHECK(b == before);
+  CHECK(Same(b, before));
 }
 
 TEST_CASE("a move outside the registration or its access is refused whole", "[bulk]") {
@@ -146,8 +146,8 @@ TEST_CASE("a move outside the registration or its access is refused whole", "[bu
     const Done done = Await(*pair.near, cookie);
     CHECK(done.status == BulkStatus::kRefused);
     CHECK(done.bytes == 0);
-    CHECK(a == a_before);
-    CHECK(b == b_before);
+    CHECK(Same(a, a_before));
+    CHECK(Same(b, b_before));
   };
   refused(pair.near->Put(*ra, 0, rb->key(), 1, size, ++cookie));
   refused(pair.near->Get(*ra, 0, rb->key(), 1, size, ++cookie));
@@ -182,7 +182,7 @@ TEST_CASE("a stale, foreign or garbled key is refused", "[bulk]") {
   for (const MemoryKey& key : {stale, garbled, empty, oversized, ra->key()}) {
     REQUIRE(pair.near->Put(*ra, 0, key, 0, 64, ++cookie) == Outcome::kOk);
     CHECK(Await(*pair.near, cookie).status == BulkStatus::kRefused);
-    CHECK(b == b_before);
+    CHECK(Same(b, b_before));
   }
   REQUIRE(pair.near->Put(*ra, 0, rb->key(), 0, 64, ++cookie) == Outcome::kOk);
   CHECK(Await(*pair.near, cookie).status == BulkStatus::kOk);
@@ -211,7 +211,7 @@ TEST_CASE("after deregistration the peer writes no more, even in mid-move", "[bu
     for (const Done& done : collector.done) {
       CHECK((done.status == BulkStatus::kOk || done.status == BulkStatus::kRefused));
     }
-    CHECK(std::count(target.begin(), target.end(), std::byte{2}) == kSize);
+    CHECK(AllAre(target, std::byte{2}));
   }
 }
 
@@ -228,7 +228,7 @@ TEST_CASE("a frame sent after a completed Put finds the bytes in place", "[bulk]
     Send(*pair.near, 16, round);
     Collector collector;
     ReceiveUntil(*pair.far, collector, [&] { return collector.frames.size() == 1; });
-    REQUIRE(source == target);
+    REQUIRE(Same(source, target));
   }
 }
 
@@ -244,7 +244,7 @@ TEST_CASE("a completion wakes a sleeping Wait and makes event_fd readable", "[bu
   Collector collector;
   CHECK(pair.near->Wait(8, collector, Deadline::After(10'000)) == 1);
   other.join();
-  CHECK(a == b);
+  CHECK(Same(a, b));
   REQUIRE(pair.near->Arm());
   REQUIRE(pair.near->Get(*ra, 0, rb->key(), 0, 4096, 2) == Outcome::kOk);
   pollfd entry = {pair.near->event_fd(), POLLIN, 0};
@@ -275,7 +275,7 @@ TEST_CASE("when the peer goes in mid-move, every move is reported", "[bulk][clos
     CHECK((done.status == BulkStatus::kOk || done.status == BulkStatus::kClosed));
   }
   CHECK(pair.near->Put(*local, 0, remote->key(), 0, 64, 99) == Outcome::kClosed);
-  CHECK(std::count(target.begin(), target.end(), std::byte{0}) == kSize);
+  CHECK(AllAre(target, std::byte{0}));
 }
 
 TEST_CASE("Close here in mid-move leaves local memory alone and reports every move",
@@ -293,7 +293,7 @@ TEST_CASE("Close here in mid-move leaves local memory alone and reports every mo
   Collector collector;
   ReceiveToEnd(*pair.near, collector);
   CHECK(collector.done.size() == 20);
-  CHECK(std::count(target.begin(), target.end(), std::byte{0}) == kSize);
+  CHECK(AllAre(target, std::byte{0}));
 }
 
 TEST_CASE("an impossible registration is an error", "[bulk]") {

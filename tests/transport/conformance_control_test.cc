@@ -85,8 +85,7 @@ TEST_CASE("a frame without flush arrives without further calls", "[control]") {
 TEST_CASE("Commit may use less than was reserved", "[control]") {
   FOR_EVERY_BACKEND(backend);
   Pair pair = backend.make({});
-  std::byte* slot = nullptr;
-  REQUIRE(pair.near->Reserve(4096, &slot) == Outcome::kOk);
+  std::byte* slot = ReserveSoon(*pair.near, 4096);
   CHECK(reinterpret_cast<uintptr_t>(slot) % 8 == 0);
   FillFrame(slot, 19, 5);
   pair.near->Commit(19, kNone);
@@ -208,8 +207,7 @@ TEST_CASE("both directions carry frames at the same time", "[control]") {
     Connection& back;
     explicit Echo(Connection& back) : back(back) {}
     bool OnFrame(std::span<const std::byte> frame) override {
-      std::byte* slot = nullptr;
-      if (back.Reserve(frame.size(), &slot) != Outcome::kOk) return false;
+      std::byte* slot = ReserveSoon(back, frame.size());
       std::memcpy(slot, frame.data(), frame.size());
       back.Commit(frame.size(), kFlush);
       return true;
@@ -234,11 +232,12 @@ TEST_CASE("what was sent before Close arrives, then the end", "[control][close]"
   FOR_EVERY_BACKEND(backend);
   Pair pair = backend.make({});
   for (uint32_t i = 0; i < 50; ++i) Send(*pair.near, 1000, i, kNone);
-  pair.near->Close(2000);
-  CHECK(pair.near->closed());
-  CHECK_FALSE(pair.near->close_reason().empty());
+  std::thread closer([&] { pair.near->Close(5000); });
   Collector collector;
   ReceiveToEnd(*pair.far, collector);
+  closer.join();
+  CHECK(pair.near->closed());
+  CHECK_FALSE(pair.near->close_reason().empty());
   REQUIRE(collector.frames.size() == 50);
   for (uint32_t i = 0; i < 50; ++i) CHECK(IsFrame(collector.frames[i], 1000, i));
   CHECK(pair.far->closed());
@@ -278,8 +277,7 @@ TEST_CASE("a handler that refuses a frame ends the connection", "[control][close
 TEST_CASE("a frame whose first word is not its length is never sent", "[control][close]") {
   FOR_EVERY_BACKEND(backend);
   Pair pair = backend.make({});
-  std::byte* slot = nullptr;
-  REQUIRE(pair.near->Reserve(64, &slot) == Outcome::kOk);
+  std::byte* slot = ReserveSoon(*pair.near, 64);
   FillFrame(slot, 60, 0);
   pair.near->Commit(64, kFlush);
   CHECK(pair.near->closed());

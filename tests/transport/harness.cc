@@ -2,6 +2,10 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
+#include "transport/fault/fault.h"
+#include "transport/inproc/inproc.h"
 #include "transport/tcp/tcp.h"
 
 namespace penstock::transport {
@@ -27,8 +31,47 @@ Pair MakeTcpPair(const PairOptions& options) {
           tcp::Adopt(std::move(far[0]), std::move(far[1]), tcp)};
 }
 
+Pair MakeInprocPair(const PairOptions& options) {
+  auto [near, far] = inproc::MakePair({options.ring_bytes, options.max_frame});
+  return {std::move(near), std::move(far)};
+}
+
+namespace {
+
+// What a correct user of a connection does not notice.
+Pair AddBenignFaults(Pair pair) {
+  fault::FaultPlan plan;
+  plan.reserve_pattern = "..a.aa....";
+  plan.reorder_completions = true;
+  plan.delay_us = 200;
+  pair.near = fault::FaultConnection(std::move(pair.near), plan);
+  plan.seed = 2;
+  pair.far = fault::FaultConnection(std::move(pair.far), plan);
+  return pair;
+}
+
+}  // namespace
+
 std::vector<Backend> Backends() {
-  return {{"tcp", [](const PairOptions& options) { return MakeTcpPair(options); }}};
+  return {
+      {"tcp", [](const PairOptions& options) { return MakeTcpPair(options); }},
+      {"inproc", [](const PairOptions& options) { return MakeInprocPair(options); }},
+      {"tcp with benign faults",
+       [](const PairOptions& options) { return AddBenignFaults(MakeTcpPair(options)); }},
+      {"inproc with benign faults",
+       [](const PairOptions& options) { return AddBenignFaults(MakeInprocPair(options)); }},
+  };
+}
+
+std::byte* ReserveSoon(Connection& from, uint32_t bytes) {
+  const Deadline deadline = Deadline::After(10'000);
+  std::byte* slot = nullptr;
+  Outcome outcome;
+  while ((outcome = from.Reserve(bytes, &slot)) == Outcome::kAgain && !deadline.expired()) {
+    sched_yield();
+  }
+  REQUIRE(outcome == Outcome::kOk);
+  return slot;
 }
 
 void FillFrame(std::byte* slot, uint32_t size, uint32_t serial) {
@@ -62,6 +105,16 @@ void Send(Connection& from, uint32_t size, uint32_t serial, uint32_t flags) {
   if (outcome != Outcome::kOk) FAIL("A frame cannot be sent.");
 }
 
+bool Same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+bool AllAre(const std::vector<std::byte>& memory, std::byte value) {
+  // The first byte is right, and each byte equals the next.
+  return memory[0] == value &&
+         std::memcmp(memory.data(), memory.data() + 1, memory.size() - 1) == 0;
+}
+
 void ReceiveToEnd(Connection& at, Collector& collector) {
   const Deadline deadline = Deadline::After(10'000);
   while (at.Wait(64, collector, Deadline::After(100)) >= 0) {
@@ -72,11 +125,11 @@ void ReceiveToEnd(Connection& at, Collector& collector) {
 std::vector<std::byte> Noise(size_t bytes, uint64_t seed) {
   std::vector<std::byte> noise(bytes);
   uint64_t state = seed * 0x9e3779b97f4a7c15 + 1;
-  for (std::byte& byte : noise) {
+  for (size_t at = 0; at < bytes; at += sizeof state) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
-    byte = static_cast<std::byte>(state);
+    std::memcpy(noise.data() + at, &state, std::min(sizeof state, bytes - at));
   }
   return noise;
 }

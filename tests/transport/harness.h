@@ -32,6 +32,7 @@ struct Backend {
 
 std::vector<Backend> Backends();
 Pair MakeTcpPair(const PairOptions& options = {});
+Pair MakeInprocPair(const PairOptions& options = {});
 
 struct Done {
   uint64_t cookie;
@@ -57,6 +58,8 @@ struct Collector : Handler {
 void FillFrame(std::byte* slot, uint32_t size, uint32_t serial);
 bool IsFrame(std::span<const std::byte> frame, uint32_t size, uint32_t serial);
 
+// Reserve until there is space.
+std::byte* ReserveSoon(Connection& from, uint32_t bytes);
 Outcome TrySend(Connection& from, uint32_t size, uint32_t serial, uint32_t flags = kFlush);
 // Waits for space; the peer must be receiving on another thread.
 void Send(Connection& from, uint32_t size, uint32_t serial, uint32_t flags = kFlush);
@@ -75,5 +78,8 @@ void ReceiveToEnd(Connection& at, Collector& collector);
 
 // `bytes` bytes that follow from the seed.
 std::vector<std::byte> Noise(size_t bytes, uint64_t seed);
+// Comparisons that stay fast under a sanitizer.
+bool Same(const std::vector<std::byte>& a, const std::vector<std::byte>& b);
+bool AllAre(const std::vector<std::byte>& memory, std::byte value);
 
 }  // namespace penstock::transport

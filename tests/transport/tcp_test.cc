@@ -173,6 +173,28 @@ TEST_CASE("a frame that stays incomplete is not delivered", "[tcp][hostile]") {
   CHECK_FALSE(peer.connection->close_reason().empty());
 }
 
+TEST_CASE("frames that follow the end of the bulk socket are still delivered", "[tcp][close]") {
+  RawPeer peer;
+  peer.bulk.b.reset();
+  while (!peer.connection->closed()) poll(nullptr, 0, 1);
+  std::vector<std::byte> frame(4096);
+  for (uint32_t i = 0; i < 20; ++i) {
+    FillFrame(frame.data(), frame.size(), i);
+    REQUIRE(send(peer.control.b.get(), frame.data(), frame.size(), MSG_NOSIGNAL) == 4096);
+  }
+  Collector collector;
+  SECTION("the control socket ends too") {
+    peer.control.b.reset();
+    ReceiveToEnd(*peer.connection, collector);
+  }
+  SECTION("the control socket never ends") {
+    const int64_t start = NowNanoseconds();
+    ReceiveToEnd(*peer.connection, collector);
+    CHECK(NowNanoseconds() - start < 2 * Lifeline::kReadOnNs);
+  }
+  CHECK(collector.frames.size() == 20);
+}
+
 TEST_CASE("malformed bulk messages close the connection", "[tcp][hostile]") {
   RawPeer peer;
   std::vector<std::byte> memory(4096);
@@ -298,7 +320,7 @@ TEST_CASE("deregistration does not wait for a peer that stops in the middle of a
   CHECK(answer.type == kDone);
   CHECK(answer.slot == 3);
   CHECK(answer.status == kWireRefused);
-  CHECK(std::count(memory.begin(), memory.end(), std::byte{2}) == 4096);
+  CHECK(AllAre(memory, std::byte{2}));
 }
 
 #ifndef __SANITIZE_THREAD__  // tsan does not follow a multi-threaded program through fork

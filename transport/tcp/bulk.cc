@@ -242,7 +242,7 @@ bool BulkEngine::SendOne(Outgoing& message) {
     if (touching.owns_lock()) touching.unlock();
     if (sent < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN) life_.Close("The peer closed the connection.", LogLevel::kInfo);
+      if (errno != EAGAIN) PeerLeft();
       return false;
     }
     const uint64_t before = message.sent;
@@ -299,7 +299,7 @@ bool BulkEngine::ReceiveOne() {
   if (got <= 0) {
     if (got < 0 && errno == EINTR) return true;
     if (got < 0 && errno == EAGAIN) return false;
-    life_.Close("The peer closed the connection.", LogLevel::kInfo);
+    PeerLeft();
     return false;
   }
   const uint64_t payload = std::min<uint64_t>(got, wanted);
@@ -436,6 +436,10 @@ void BulkEngine::OnDone(const BulkHeader& header) {
 }
 
 // --- the end ---
+
+void BulkEngine::PeerLeft() {
+  life_.Close("The peer closed the connection.", LogLevel::kInfo, Lifeline::Control::kReadOn);
+}
 
 void BulkEngine::Violation(const std::string& what) {
   life_.Close("The peer breaks the bulk protocol: " + what + ".", LogLevel::kWarning);

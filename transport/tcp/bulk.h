@@ -90,6 +90,7 @@ class BulkEngine {
 
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
+  bool valid() const { return waker_.valid(); }
   void AbandonAfterFork() { waker_.AbandonAfterFork(); }
 
  private:
@@ -152,6 +153,7 @@ class BulkEngine {
   Chunk* FindChunk(const BulkHeader& header);
   void Spoil(Move& move, BulkStatus status);
   void FinishIfDone(Move& move);
+  void PeerLeft();
   void Violation(const std::string& what);
   void WatchPeer();
   bool PeerSilent(int fd) const;

@@ -31,7 +31,7 @@ class TcpConnection : public Connection {
   int Poll(int budget, Handler& handler) override;
   int Wait(int budget, Handler& handler, Deadline deadline) override;
   void Interrupt() override;
-  int event_fd() const override;
+  int event_fd() const override { return event_fd_.get(); }
   bool Arm() override;
   Result<std::unique_ptr<MemoryRegion>> Register(void* address, size_t bytes,
                                                  Access access) override;
@@ -50,6 +50,7 @@ class TcpConnection : public Connection {
   int HandleFrames(int budget, Handler& handler);
   // Reads what the socket has, without waiting. False when there was nothing.
   bool Receive();
+  bool Spin();  // true when there is something to handle
   void EndOfControl(const std::string& reason, LogLevel level);
   bool frame_ready() const;
   // Everything that will ever come has been handled.
@@ -64,8 +65,6 @@ class TcpConnection : public Connection {
   std::atomic<bool> interrupted_{false};
   std::atomic<uint64_t> frames_received_{0}, bytes_received_{0};
   mutable std::mutex close_mutex_;  // joining the threads
-  mutable std::mutex event_mutex_;
-  mutable UniqueFd event_fd_;  // under event_mutex_; made when first asked for
 
   // The receiver's own. Bytes [begin_, end_) of the buffer have arrived and are not handled. begin_
   // is a multiple of 8 whenever a frame starts there, so frames are aligned for their readers.
@@ -73,6 +72,11 @@ class TcpConnection : public Connection {
   std::unique_ptr<std::byte[]> buffer_;
   size_t begin_ = 0, end_ = 0;
   bool control_over_ = false;  // nothing more will be read
+  // Control socket and the receiver's waker in an epoll, which is also cheaper to sleep on than a
+  // poll() of the two. Level-triggered: an edge would have to be remembered wherever data are left.
+  UniqueFd event_fd_;
+  int spin_credit_ = 0;
+  int waits_without_spin_ = 0;
 };
 
 }  // namespace penstock::transport::tcp

@@ -27,7 +27,14 @@ class Lifeline {
 
   // Shuts both sockets down, which wakes every thread that sleeps on one. They are closed with the
   // object, so that no thread can meet a descriptor that has become somebody else's.
-  void Close(const std::string& reason, LogLevel level);
+  //
+  // kReadOn is for a peer that has gone: frames it sent before may still be on their way, and a
+  // socket shut down for reading would turn them away. Their end comes with the end of the stream,
+  // or for a peer that never ends it, kReadOnNs later.
+  enum class Control { kShut, kReadOn };
+  void Close(const std::string& reason, LogLevel level, Control control = Control::kShut);
+  static constexpr int64_t kReadOnNs = 2'000'000'000;
+  bool read_on_expired() const;
 
   // Closes our copies of the descriptors and nothing else.
   void AbandonAfterFork();
@@ -36,6 +43,7 @@ class Lifeline {
   UniqueFd control_, bulk_;
   Waker receiver_;
   std::atomic<bool> closed_{false};
+  int64_t closed_at_ns_ = 0;  // before closed_
   mutable std::mutex mutex_;
   std::string reason_;  // under mutex_
 };
