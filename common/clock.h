@@ -18,7 +18,11 @@ class Deadline {
   static Deadline After(int64_t milliseconds) {
     return Deadline(NowNanoseconds() + milliseconds * 1'000'000);
   }
+  static Deadline AfterMicroseconds(int64_t microseconds) {
+    return Deadline(NowNanoseconds() + microseconds * 1'000);
+  }
   static Deadline Never() { return Deadline(INT64_MAX); }
+  friend Deadline Earlier(Deadline a, Deadline b) { return a.at_ns_ < b.at_ns_ ? a : b; }
 
   bool expired() const { return at_ns_ != INT64_MAX && NowNanoseconds() >= at_ns_; }
   // Milliseconds left, rounded up, for poll(): 0 when expired, -1 for never.

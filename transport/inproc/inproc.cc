@@ -191,7 +191,8 @@ int InprocConnection::Wait(int budget, Handler& handler, Deadline deadline) {
     here_.sleeping.store(true, std::memory_order_seq_cst);
     if (Ready()) continue;
     pollfd entry = {here_.waker.fd(), POLLIN, 0};
-    if (poll(&entry, 1, deadline.poll_timeout_ms()) == 0) {
+    timespec left;
+    if (ppoll(&entry, 1, deadline.ppoll_timeout(&left), nullptr) == 0) {
       here_.sleeping.store(false, std::memory_order_relaxed);
       return 0;
     }

@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -64,6 +66,23 @@ Outcome TcpConnection::Reserve(uint32_t bytes, std::byte** slot) {
 }
 
 // --- receiving ---
+
+namespace {
+
+// epoll_wait in nanoseconds: its millisecond is the longest part of a wait for a short kernel. By
+// number, because the C library has the name only since 2.35; older kernels (before 5.11) get the
+// millisecond.
+int SleepOn(int fd, epoll_event* events, int max_events, Deadline deadline) {
+#ifdef SYS_epoll_pwait2
+  timespec left;
+  const int ready = static_cast<int>(syscall(SYS_epoll_pwait2, fd, events, max_events,
+                                             deadline.ppoll_timeout(&left), nullptr, size_t{0}));
+  if (ready >= 0 || errno != ENOSYS) return ready;
+#endif
+  return epoll_wait(fd, events, max_events, deadline.poll_timeout_ms());
+}
+
+}  // namespace
 
 bool TcpConnection::frame_ready() const {
   if (control_over_ && end_ == begin_) return false;
@@ -166,10 +185,9 @@ int TcpConnection::Wait(int budget, Handler& handler, Deadline deadline) {
     if (Spin()) continue;
     epoll_event events[2];
     // After the end only stragglers of the peer are awaited, and not for long.
-    const int timeout_ms = deadline.poll_timeout_ms();
     const bool ending = life_.closed() && !control_over_;
-    const int ready = epoll_wait(event_fd_.get(), events, 2,
-                                 ending && (timeout_ms < 0 || timeout_ms > 50) ? 50 : timeout_ms);
+    const int ready = SleepOn(event_fd_.get(), events, 2,
+                              ending ? Earlier(deadline, Deadline::After(50)) : deadline);
     for (int i = 0; i < ready; ++i) {
       if (events[i].data.fd == life_.control()) Receive();
     }
