@@ -77,7 +77,7 @@ class Parser {
 
   // [.align N] [.ptr ...] .type name [dims]; the space directive was read. Registers are not read
   // here.
-  bool Declaration(Variable* variable, bool parameter);
+  bool Declaration(Variable* variable);
   bool InitializerList(Variable* variable);
   bool InitializerItem(Variable* variable);
   bool ParameterList(std::vector<Variable>* list);
@@ -87,7 +87,7 @@ class Parser {
   ParseError* error_;
 };
 
-bool Parser::Declaration(Variable* variable, bool parameter) {
+bool Parser::Declaration(Variable* variable) {
   variable->line = token_.line;
   bool have_type = false, aligned = false;
   int vector = 1;
@@ -220,7 +220,7 @@ bool Parser::ParameterList(std::vector<Variable>* list) {
       return Unexpected("(.param)");
     }
     Advance();
-    if (!Declaration(&variable, true)) return false;
+    if (!Declaration(&variable)) return false;
     list->push_back(variable);
   } while (Accept(','));
   return Expect(')');
@@ -345,7 +345,7 @@ bool ModuleParser::ModuleVariable(Space space, const Linkage& linkage) {
     variable.space = space;
     variable.external = linkage.external;
     variable.weak = linkage.weak;
-    if (!Declaration(&variable, false)) return false;
+    if (!Declaration(&variable)) return false;
     auto [at, fresh] = module_->variable_index.try_emplace(
         variable.name, static_cast<int32_t>(module_->variables.size()));
     if (fresh) {
@@ -557,7 +557,7 @@ bool BodyParser::Item() {
                                            : Space::kConst;
       do {
         Variable each = variable;
-        if (!Declaration(&each, false)) return false;
+        if (!Declaration(&each)) return false;
         scopes_[scope_].variables[each.name] = static_cast<int32_t>(f_->variables.size());
         f_->variables.push_back(std::move(each));
       } while (Accept(','));
