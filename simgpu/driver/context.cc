@@ -198,7 +198,7 @@ Point Context::Enqueue(const std::shared_ptr<Stream>& stream, Stream::Operation 
       std::lock_guard lock(streams_mutex_);
       if (legacy_ != nullptr && !legacy_->Idle()) all.push_back(legacy_->Last());
     }
-    if (stream->TryPush(std::move(all), operation, always, &sequence)) return {stream, sequence};
+    if (stream->TryPush(all, operation, always, &sequence)) return {stream, sequence};
   }
 }
 

@@ -46,7 +46,7 @@ void Stream::WaitForSpace() {
   --waiters_;
 }
 
-bool Stream::TryPush(std::vector<Point> waits, Operation operation, bool always,
+bool Stream::TryPush(std::vector<Point>& waits, Operation& operation, bool always,
                      uint64_t* sequence) {
   std::unique_lock lock(mutex_);
   if (enqueued_ - completed_ >= kQueueEntries) return false;

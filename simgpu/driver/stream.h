@@ -66,7 +66,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // even after the context has failed (callbacks, bookkeeping). Blocks while the queue is full.
   // Callers use Context::Enqueue, which adds the legacy stream's rules.
   void WaitForSpace();
-  bool TryPush(std::vector<Point> waits, Operation operation, bool always, uint64_t* sequence);
+  // Takes `waits` and `operation` only when it returns true.
+  bool TryPush(std::vector<Point>& waits, Operation& operation, bool always, uint64_t* sequence);
 
   // No more operations will come; the worker ends after the last one.
   void Close();
