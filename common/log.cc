@@ -36,6 +36,7 @@ Config& Current() {
 }
 
 const char* log_name = "penstock";
+int log_descriptor = STDERR_FILENO;
 
 }  // namespace
 
@@ -60,7 +61,7 @@ void LogWrite(LogLevel level, const char* area, const char* format, ...) {
   if (used > static_cast<int>(sizeof line) - 2) used = sizeof line - 2;
   line[used++] = '\n';
   // One write per line, so that lines of several processes do not mix.
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, used);
+  [[maybe_unused]] const ssize_t written = write(log_descriptor, line, used);
 }
 
 void SetLogSpec(const char* spec) {
@@ -68,6 +69,9 @@ void SetLogSpec(const char* spec) {
 }
 void SetLogName(const char* name) {
   log_name = name;
+}
+void SetLogDescriptor(int descriptor) {
+  log_descriptor = descriptor;
 }
 
 }  // namespace penstock

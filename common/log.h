@@ -21,6 +21,8 @@ void LogWrite(LogLevel level, const char* area, const char* format, ...)
 void SetLogSpec(const char* spec);
 // The word at the start of each line; "penstock" by default. The text must outlive the program.
 void SetLogName(const char* name);
+// Where lines go; 2 by default. For a process whose stderr belongs to somebody else.
+void SetLogDescriptor(int descriptor);
 
 }  // namespace penstock
 

@@ -78,6 +78,8 @@ class HandleTable {
     return record;
   }
 
+  HandleKind kind() const { return kind_; }
+
   template <typename Visitor>
   void ForEach(Visitor visit) {
     for (uint32_t index = 0; index < slots_.size(); ++index) {

@@ -10,6 +10,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -17,11 +18,15 @@
 #include "protocol/handle.h"
 #include "protocol/reader.h"
 #include "protocol/writer.h"
+#include "server/worker/outbox.h"
 
 namespace penstock::server {
 
 struct Driver;  // driver.gen.h: one pointer per driver symbol
 class Worker;
+struct ContextState;
+struct StreamState;
+struct FunctionRecord;
 
 class CallContext {
  public:
@@ -31,6 +36,13 @@ class CallContext {
   Worker& worker() const { return *worker_; }
   const Driver& driver() const { return *driver_; }
   Writer& reply() { return reply_; }
+  const ReplyToken& token() const { return token_; }  // for an answer that comes later
+  // The stream that the last Stream() found; null if none.
+  const std::shared_ptr<StreamState>& stream_state() const { return stream_state_; }
+  // The reply's body goes out although the call fails (the log of a JIT).
+  void KeepBody() { keeps_body_ = true; }
+  bool keeps_body() const { return keeps_body_; }
+  bool is_malformed() const { return malformed_; }
 
   // The error recorded by the last failed check.
   CUresult error() const { return error_; }
@@ -46,10 +58,13 @@ class CallContext {
   // object where CUDA allows it.
   bool Device(int32_t wire, CUdevice* device);
   bool Context(uint64_t wire, CUcontext* context);
+  bool ContextState(uint64_t wire, std::shared_ptr<server::ContextState>* context);
   bool Stream(uint64_t wire, CUstream* stream);
   bool Event(uint64_t wire, CUevent* event);
   bool Module(uint64_t wire, CUmodule* module);
   bool FunctionOrKernel(uint64_t wire, CUfunction* function);
+  // The same with its record, null on failure.
+  FunctionRecord* FindFunction(uint64_t wire, CUfunction* function);
   bool Library(uint64_t wire, CUlibrary* library);
   bool Kernel(uint64_t wire, CUkernel* kernel);
   bool MemoryPool(uint64_t wire, CUmemoryPool* pool);
@@ -69,7 +84,10 @@ class CallContext {
   Worker* worker_ = nullptr;
   const Driver* driver_ = nullptr;
   Writer reply_{{}};
+  ReplyToken token_;
+  std::shared_ptr<StreamState> stream_state_;
   CUresult error_ = CUDA_SUCCESS;
+  bool malformed_ = false, keeps_body_ = false;
 };
 
 using HandlerFunction = CUresult (*)(CallContext& call, Reader& reader);

@@ -1,0 +1,105 @@
+#include "server/isolation.h"
+
+#include <grp.h>
+#include <seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cerrno>
+#include <csignal>
+
+#include "common/log.h"
+
+namespace penstock::server {
+namespace {
+
+Status Limit(__rlimit_resource resource, const char* name, rlim_t wanted) {
+  rlimit limit;
+  if (getrlimit(resource, &limit) != 0) return FailErrno(std::string("Cannot read limit ") + name);
+  if (limit.rlim_max != RLIM_INFINITY && (wanted == RLIM_INFINITY || wanted > limit.rlim_max)) {
+    wanted = limit.rlim_max;
+  }
+  limit.rlim_cur = limit.rlim_max = wanted;
+  if (setrlimit(resource, &limit) != 0) return FailErrno(std::string("Cannot set limit ") + name);
+  LOG_DEBUG("isolation", "Limit %s is %lu.", name, static_cast<unsigned long>(wanted));
+  return {};
+}
+
+constexpr const char* kForbidden[] = {
+    // other processes
+    "ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "pidfd_send_signal",
+    // other programs
+    "execve", "execveat",
+    // the kernel itself
+    "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "reboot",
+    "bpf", "perf_event_open", "userfaultfd", "iopl", "ioperm", "acct", "swapon", "swapoff",
+    "quotactl", "syslog", "settimeofday", "clock_settime", "adjtimex", "clock_adjtime",
+    "sethostname", "setdomainname",
+    // file systems and namespaces
+    "mount", "umount2", "pivot_root", "chroot", "setns", "unshare", "open_by_handle_at",
+    "name_to_handle_at", "move_mount", "open_tree", "fsopen", "fsconfig", "fsmount", "fspick",
+    "mount_setattr",
+    // keys, and a way around this filter
+    "keyctl", "add_key", "request_key", "io_uring_setup", "io_uring_enter", "io_uring_register"};
+
+}  // namespace
+
+Status Isolate(const SessionParameters& parameters) {
+  RETURN_IF_ERROR(Limit(RLIMIT_CORE, "core", 0));
+  RETURN_IF_ERROR(Limit(RLIMIT_NOFILE, "nofile", 4096));
+  RETURN_IF_ERROR(Limit(RLIMIT_MSGQUEUE, "msgqueue", 0));
+  // Pinned staging memory counts as locked; a driver that pins through the kernel needs it too.
+  RETURN_IF_ERROR(Limit(RLIMIT_MEMLOCK, "memlock", RLIM_INFINITY));
+  if (parameters.uid != 0) {
+    RETURN_IF_ERROR(Limit(RLIMIT_NPROC, "nproc", 4096));
+    const gid_t gid = parameters.gid;
+    if (setgroups(1, &gid) != 0 || setresgid(gid, gid, gid) != 0) {
+      return FailErrno("Cannot take group (" + std::to_string(gid) + ")");
+    }
+    const uid_t uid = parameters.uid;
+    if (setresuid(uid, uid, uid) != 0) {
+      return FailErrno("Cannot become user (" + std::to_string(uid) + ")");
+    }
+    if (setuid(0) == 0) return Fail(Code::kInternal, "The worker could become root again.");
+    LOG_DEBUG("isolation", "The worker runs as user %u, group %u.", uid, gid);
+    // Changing the user has cleared what SpawnSelf asked for.
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return FailErrno("Cannot follow the supervisor");
+    if (getppid() != parameters.supervisor_pid) {
+      return Fail(Code::kUnavailable, "The supervisor is gone.");
+    }
+  } else {
+    LOG_DEBUG("isolation", "The worker stays user %u.", getuid());
+  }
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return FailErrno("Cannot set no_new_privs");
+  if (prctl(PR_SET_DUMPABLE, 0) != 0) return FailErrno("Cannot become undumpable");
+  LOG_DEBUG("isolation", "No new privileges, not dumpable.");
+  return {};
+}
+
+Status ForbidSystemCalls() {
+  scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ALLOW);
+  if (filter == nullptr) return Fail(Code::kInternal, "libseccomp gives no filter.");
+  int result = seccomp_attr_set(filter, SCMP_FLTATR_CTL_TSYNC, 1);
+  int count = 0;
+  for (const char* name : kForbidden) {
+    const int number = seccomp_syscall_resolve_name(name);
+    if (number == __NR_SCMP_ERROR) continue;  // libseccomp is older than the call
+    if (result == 0) result = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), number, 0);
+    ++count;
+  }
+  if (result == 0) {
+    result = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(socket), 1,
+                              SCMP_A0(SCMP_CMP_NE, AF_UNIX));
+  }
+  if (result == 0) result = seccomp_load(filter);
+  seccomp_release(filter);
+  if (result != 0) {
+    errno = -result;
+    return FailErrno("Cannot load the system call filter");
+  }
+  LOG_DEBUG("isolation", "%d system calls and sockets to the outside are forbidden.", count);
+  return {};
+}
+
+}  // namespace penstock::server

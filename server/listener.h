@@ -1,0 +1,76 @@
+// The supervisor: accepts connections, checks who is there, starts one worker process per session
+// and hands it the two sockets. It never opens the driver and never blocks on a peer.
+//
+//   control socket:  hello -> challenge -> proof -> (worker starts) -> welcome
+//   bulk socket:     bulk hello -> bulk welcome -> both sockets go to the worker
+//
+// Everything before the hand-over has a deadline and the number of such connections is bounded, so
+// a peer that says nothing costs a descriptor for a few seconds. One thread, one poll loop.
+#pragma once
+
+#include <sys/types.h>
+
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/result.h"
+#include "common/unique_fd.h"
+#include "protocol/hello.h"
+#include "server/options.h"
+#include "server/probe.h"
+#include "server/process.h"
+#include "transport/tcp/socket.h"
+
+namespace penstock::server {
+
+class Supervisor {
+ public:
+  // Probes the driver and starts to listen. A driver whose library cannot be loaded is an error; one
+  // that loads and does not work is logged, and clients are refused with its words.
+  static Result<std::unique_ptr<Supervisor>> Start(const Options& options);
+  ~Supervisor();
+
+  uint16_t port() const { return listener_.port(); }
+  // Until SIGTERM or SIGINT (blocked by Start, read from a descriptor).
+  Status Run();
+
+ private:
+  struct Peer;     // a socket that is not handed over yet
+  struct Session;  // a worker process
+
+  explicit Supervisor(transport::tcp::Listener listener) : listener_(std::move(listener)) {}
+
+  void Accept();
+  void OnReadable(Peer& peer);
+  bool TakeBlob(Peer& peer, std::vector<std::byte>* blob);
+  void OnBlob(Peer& peer, std::span<const std::byte> blob);
+  void OnHello(Peer& peer, std::span<const std::byte> blob);
+  void OnProof(Peer& peer, std::span<const std::byte> blob);
+  void OnBulkHello(Peer& peer, std::span<const std::byte> blob);
+  Status StartSession(Peer& peer);
+  void OnWorkerMessage(Session& session);
+  void OnWorkerEnd(Session& session);
+  void HandOver(Session& session, Peer& bulk);
+  void Queue(Peer& peer, std::span<const std::byte> blob);
+  void Flush(Peer& peer);
+  // Says why to the peer, logs one line, and closes once that is sent.
+  void Refuse(Peer& peer, Refusal refusal, const std::string& text);
+  void CheckDeadlines();
+  void Sweep();
+
+  Options options_;
+  Key key_;
+  std::string library_;
+  Inventory inventory_;
+  std::string driver_error_;  // empty if the driver works
+  transport::tcp::Listener listener_;
+  UniqueFd signals_;
+  std::list<Peer> peers_;
+  std::list<Session> sessions_;
+  uint64_t next_session_ = 1;
+};
+
+}  // namespace penstock::server

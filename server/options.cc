@@ -1,0 +1,178 @@
+#include "server/options.h"
+
+#include <CLI/CLI.hpp>
+#include <toml++/toml.h>
+
+#include <set>
+
+namespace penstock::server {
+namespace {
+
+constexpr const char* kAbout =
+    "The Penstock daemon: lends this machine's GPUs to programs on other machines.\n\n"
+    "Each program gets a process of its own here, under a user of its own, which runs the\n"
+    "program's CUDA calls on the driver. The daemon itself never opens the driver.\n";
+
+constexpr const char* kExamples =
+    "\nExamples:\n"
+    "  penstockd                                  real GPUs, for programs on this machine\n"
+    "  penstockd --driver sim                     the simulated GPU: no hardware needed\n"
+    "  penstockd --listen 0.0.0.0:14833 --key-file /etc/penstock/key\n"
+    "                                             for other machines; they need the same key\n"
+    "\nConfiguration file (flags win over it):\n"
+    "  listen = \"0.0.0.0:14833\"\n"
+    "  driver = \"auto\"                # auto, sim or a path of a libcuda.so.1\n"
+    "  key-file = \"/etc/penstock/key\"\n"
+    "  max-sessions = 64\n"
+    "  silence-seconds = 30           # a session without a sign of life for so long ends\n"
+    "  first-worker-uid = 2000000000  # workers run as users from here on, if started as root\n"
+    "  device-gid = 0                 # group that may open /dev/nvidia*, where it is needed\n"
+    "  isolate = true\n"
+    "  port-file = \"\"\n"
+    "  log = \"warning\"\n";
+
+Status ParseAddress(const std::string& text, Options* options) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) {
+    return Fail(Code::kInvalidArgument, "Listen address (" + text + ") is not HOST:PORT.");
+  }
+  std::string host = text.substr(0, colon);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  const std::string port_text = text.substr(colon + 1);
+  char* end = nullptr;
+  const unsigned long port = strtoul(port_text.c_str(), &end, 10);
+  if (port_text.empty() || *end != '\0' || port > 65535) {
+    return Fail(Code::kInvalidArgument, "Listen port (" + port_text + ") is no number below 65536.");
+  }
+  options->listen_host = host;
+  options->listen_port = static_cast<uint16_t>(port);
+  return {};
+}
+
+std::string Place(const std::string& path, const toml::source_region& source) {
+  return path + ":" + std::to_string(source.begin.line) + ": ";
+}
+
+// Takes one value of the file unless the command line gave it.
+class FileReader {
+ public:
+  FileReader(const std::string& path, toml::table table, const CLI::App& app)
+      : path_(path), table_(std::move(table)), app_(app) {}
+
+  template <typename T>
+  void Take(const char* name, const char* flag, T* target) {
+    known_.insert(name);
+    const toml::node* node = table_.get(name);
+    if (node == nullptr || (flag != nullptr && app_.count(flag) != 0) || !error_.empty()) return;
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (auto value = node->value_exact<std::string>()) *target = *value;
+      else Wrong(name, *node, "text");
+    } else if constexpr (std::is_same_v<T, bool>) {
+      if (auto value = node->value_exact<bool>()) *target = *value;
+      else Wrong(name, *node, "true or false");
+    } else {
+      auto value = node->value_exact<int64_t>();
+      if (value && *value >= 0 && *value <= UINT32_MAX) *target = static_cast<uint32_t>(*value);
+      else Wrong(name, *node, "a number from 0 to 4294967295");
+    }
+  }
+
+  Status Finish() {
+    for (auto&& [key, node] : table_) {
+      if (error_.empty() && !known_.contains(std::string(key.str()))) {
+        error_ = Place(path_, key.source()) + "Key (" + std::string(key.str()) + ") is not known.";
+      }
+    }
+    if (!error_.empty()) return Fail(Code::kInvalidArgument, error_);
+    return {};
+  }
+
+ private:
+  void Wrong(const char* name, const toml::node& node, const char* wanted) {
+    error_ = Place(path_, node.source()) + "Value of " + name + " is not " + wanted + ".";
+  }
+  const std::string path_;
+  toml::table table_;
+  const CLI::App& app_;
+  std::set<std::string> known_;
+  std::string error_;
+};
+
+Status ReadFile(const std::string& path, const CLI::App& app, std::string* listen,
+                Options* options) {
+  toml::table table;
+  try {
+    table = toml::parse_file(path);
+  } catch (const toml::parse_error& error) {
+    return Fail(Code::kInvalidArgument,
+                Place(path, error.source()) + std::string(error.description()));
+  }
+  FileReader reader(path, std::move(table), app);
+  reader.Take("listen", "--listen", listen);
+  reader.Take("driver", "--driver", &options->driver);
+  reader.Take("key-file", "--key-file", &options->key_file);
+  reader.Take("port-file", "--port-file", &options->port_file);
+  reader.Take("log", "--log", &options->log);
+  reader.Take("max-sessions", "--max-sessions", &options->max_sessions);
+  reader.Take("silence-seconds", nullptr, &options->silence_seconds);
+  reader.Take("first-worker-uid", nullptr, &options->first_worker_uid);
+  reader.Take("device-gid", nullptr, &options->device_gid);
+  reader.Take("isolate", nullptr, &options->isolate);
+  return reader.Finish();
+}
+
+}  // namespace
+
+Result<Options> ParseOptions(int argc, char** argv) {
+  Options options;
+  CLI::App app(kAbout, "penstockd");
+  app.footer(kExamples);
+  std::string listen = "127.0.0.1:14833", config;
+  app.add_option("--listen", listen,
+                 "HOST:PORT to listen on; port 0 takes a free one. Without a key only addresses of "
+                 "this machine alone (loopback) are allowed. Default 127.0.0.1:14833");
+  app.add_option("--driver", options.driver,
+                 "auto: this machine's libcuda.so.1; sim: the simulated GPU; or the path of a "
+                 "libcuda.so.1. Default auto");
+  app.add_option("--key-file", options.key_file,
+                 "File with the key (16 bytes or more) that every client must hold as well");
+  app.add_option("--config", config, "TOML file with any of these settings");
+  app.add_option("--port-file", options.port_file,
+                 "Written with the port once the daemon is ready");
+  app.add_option("--max-sessions", options.max_sessions, "Programs served at once. Default 64");
+  app.add_option("--log", options.log,
+                 "level[,area...]: error, warning, info, debug or trace. Default: PENSTOCK_LOG, "
+                 "else warning");
+  app.add_flag("--parent-pid-dies", options.parent_pid_dies,
+               "End when the parent process ends (for private daemons)");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Fail(Code::kUnsupported, app.help());
+  } catch (const CLI::ParseError& error) {
+    return Fail(Code::kInvalidArgument,
+                std::string(error.what()) + "\nRun \"penstockd --help\" for the options.");
+  }
+  if (!config.empty()) RETURN_IF_ERROR(ReadFile(config, app, &listen, &options));
+  RETURN_IF_ERROR(ParseAddress(listen, &options));
+  if (options.max_sessions == 0 || options.max_sessions > 4096) {
+    return Fail(Code::kInvalidArgument, "Number of sessions (" +
+                                            std::to_string(options.max_sessions) +
+                                            ") is not between 1 and 4096.");
+  }
+  if (options.silence_seconds == 0) {
+    return Fail(Code::kInvalidArgument, "Value of silence-seconds is zero.");
+  }
+  return options;
+}
+
+std::string DriverLibrary(const std::string& driver, const std::string& executable) {
+  if (driver == "auto") return "libcuda.so.1";
+  if (driver != "sim") return driver;
+  const std::string folder = executable.substr(0, executable.rfind('/'));
+  return folder + "/../lib/penstock/simgpu/libcuda.so.1";
+}
+
+}  // namespace penstock::server

@@ -1,0 +1,39 @@
+// What the supervisor tells a worker: a flat struct in a sealed memory file. It holds the session's
+// secret, which therefore stands neither in the arguments nor in the environment.
+#pragma once
+
+#include <cstdint>
+
+#include "protocol/hello.h"
+
+namespace penstock::server {
+
+struct SessionParameters {
+  uint64_t session = 0;
+  uint32_t epoch = 1;
+  uint32_t device_count = 0;  // ordinals below it are the client's
+  uint32_t silence_seconds = 30;
+  uint32_t uid = 0;  // to become; 0 for none
+  uint32_t gid = 0;
+  uint32_t isolate = 1;
+  uint32_t client_pid = 0;
+  int32_t supervisor_pid = 0;
+  Nonce ticket{};
+  char client_host[64] = {};
+  char program[128] = {};
+  char peer[64] = {};
+  char driver[1024] = {};
+  char log[256] = {};
+};
+
+// The worker's only message to the supervisor, before the sockets are handed over.
+struct WorkerReady {
+  uint32_t ok = 0;
+  char error[196] = {};
+};
+
+// Descriptors of a worker process.
+inline constexpr int kParametersDescriptor = 3;
+inline constexpr int kSupervisorDescriptor = 4;
+
+}  // namespace penstock::server

@@ -1,0 +1,17 @@
+// The handlers of protocol/operations.h, in server/exec/. Codegen makes those of the other rows.
+#pragma once
+
+#include <span>
+
+#include "server/worker/call_context.h"
+
+namespace penstock::server {
+
+CUresult ServeLaunch(CallContext& call, Reader& reader);
+CUresult ServeUpload(CallContext& call, Reader& reader);
+CUresult ServeDownload(CallContext& call, Reader& reader);
+CUresult ServeLoadModule(CallContext& call, Reader& reader);
+CUresult ServeGetFunction(CallContext& call, Reader& reader);
+CUresult ServeWaitStreamProgress(CallContext& call, Reader& reader);
+
+}  // namespace penstock::server

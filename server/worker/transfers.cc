@@ -1,0 +1,587 @@
+#include "server/worker/transfers.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "server/worker/worker.h"
+
+namespace penstock::server {
+namespace {
+
+// Cookies of bulk moves: transfer id and chunk.
+constexpr uint64_t kCookieChunks = 1u << 8;
+static_assert(kChunks < kCookieChunks);
+
+bool AfterOrAt(uint32_t value, uint32_t wanted) {
+  return static_cast<int32_t>(value - wanted) >= 0;
+}
+
+transport::MemoryKey KeyOf(const WireMemoryKey& wire) {
+  transport::MemoryKey key;
+  static_assert(sizeof key == sizeof wire);
+  memcpy(static_cast<void*>(&key), &wire, sizeof key);
+  return key;
+}
+
+// What an honest client sends: no wrap-around, rows that do not overlap.
+bool ShapeIsSane(uint64_t width, uint64_t height, uint64_t pitch) {
+  constexpr uint64_t kMost = 1ull << 47;
+  if (width > kMost || height > kMost || pitch > kMost) return false;
+  if (height > 1 && pitch < width) return false;
+  return height == 0 || pitch == 0 || (height - 1) <= kMost / pitch;
+}
+
+CUDA_MEMCPY2D Rows(uint64_t width, uint64_t height) {
+  CUDA_MEMCPY2D copy = {};
+  copy.WidthInBytes = width;
+  copy.Height = height;
+  return copy;
+}
+
+CUresult ToDevice(const Driver& driver, CUdeviceptr target, uint64_t target_pitch,
+                  const void* source, uint64_t source_pitch, uint64_t width, uint64_t height,
+                  CUstream stream) {
+  if (height == 1 || (target_pitch == width && source_pitch == width)) {
+    return driver.cuMemcpyHtoDAsync_v2(target, source, width * height, stream);
+  }
+  CUDA_MEMCPY2D copy = Rows(width, height);
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = source;
+  copy.srcPitch = source_pitch;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = target;
+  copy.dstPitch = target_pitch;
+  return driver.cuMemcpy2DAsync_v2(&copy, stream);
+}
+
+CUresult FromDevice(const Driver& driver, void* target, CUdeviceptr source, uint64_t source_pitch,
+                    uint64_t width, uint64_t height, CUstream stream) {
+  if (height == 1 || source_pitch == width) {
+    return driver.cuMemcpyDtoHAsync_v2(target, source, width * height, stream);
+  }
+  CUDA_MEMCPY2D copy = Rows(width, height);
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = source;
+  copy.srcPitch = source_pitch;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = target;
+  copy.dstPitch = width;
+  return driver.cuMemcpy2DAsync_v2(&copy, stream);
+}
+
+}  // namespace
+
+// Part of a transfer that one chunk holds: whole rows, packed, or a part of one long row.
+struct Transfers::Piece {
+  enum class State { kMoving, kOnDevice, kDone };
+  uint32_t chunk = kChunks;
+  State state = State::kMoving;
+  uint64_t row = 0, column = 0;  // of the first byte
+  uint64_t rows = 0, width = 0;
+  uint64_t stride = 0;        // between rows in the chunk
+  uint64_t moves_issued = 0;  // Gets or Puts, `moves` in all
+  uint64_t moves_done = 0, moves = 0;
+  uint32_t number = 0;  // value of the copy stream's word when it is through the copy stream
+};
+
+struct Transfers::Transfer {
+  enum class State { kGated, kMoving, kFailed };
+  uint64_t id = 0;
+  bool upload = false;
+  State state = State::kGated;
+  ReplyToken token;
+  ReplyWhen reply_when = ReplyWhen::kNever;
+  std::shared_ptr<ContextState> context;
+  std::shared_ptr<StreamState> stream;
+  uint64_t device = 0, width = 0, height = 0, device_pitch = 0;
+  bool remote = false;  // the other side is client memory, else `bytes`
+  bool staged = false;
+  uint32_t slot = 0;
+  transport::MemoryKey key;
+  uint64_t offset = 0, host_pitch = 0;
+  std::vector<std::byte> bytes;  // of a small copy that found no slot
+  bool gated = false;
+  uint32_t gate = 0;  // value of both gate words
+  uint64_t next_row = 0, next_column = 0;
+  std::vector<Piece> pieces;
+  bool all_started = false, pulled = false;
+  bool answered_fine = false;
+  bool context_lost = false;  // its streams do nothing any more
+  CUresult error = CUDA_SUCCESS;
+  int64_t since_ns = 0, asked_ns = 0;
+
+  uint32_t& copies_issued() const {
+    return upload ? context->uploads_issued : context->downloads_issued;
+  }
+  CUstream copy_stream() const {
+    return upload ? context->upload_stream : context->download_stream;
+  }
+};
+
+CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
+                           std::span<const std::byte> inlined) {
+  CUstream stream;
+  const bool staged = command.place == HostPlace::kStaged;
+  if (staged && command.slot >= kSmallStagingSlots + kLargeStagingSlots) {
+    return call.Malformed("An upload names a staging slot that does not exist.");
+  }
+  if (!ShapeIsSane(command.width, command.height, command.target_pitch) ||
+      !ShapeIsSane(command.width, command.height, command.host_pitch)) {
+    return call.Malformed("An upload has an impossible shape.");
+  }
+  bool fine = call.Stream(command.stream, &stream) &&
+              call.DeviceRange2D(command.target, command.target_pitch, command.width,
+                                 command.height);
+  if (!fine || command.width == 0 || command.height == 0) {
+    if (staged) worker_.progress().ReleaseStagingSlot(command.slot);
+    return fine ? CUDA_SUCCESS : call.error();
+  }
+  if (command.place == HostPlace::kInline) return UploadInline(call, command, inlined);
+  Transfer transfer;
+  transfer.upload = true;
+  transfer.device = command.target;
+  transfer.width = command.width;
+  transfer.height = command.height;
+  transfer.device_pitch = command.target_pitch;
+  transfer.reply_when = command.reply_when;
+  transfer.remote = true;
+  transfer.staged = staged;
+  transfer.slot = command.slot;
+  transfer.key = KeyOf(command.key);
+  transfer.offset = command.offset;
+  transfer.host_pitch = command.host_pitch;
+  return Begin(call, std::move(transfer));
+}
+
+CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command,
+                                 std::span<const std::byte> bytes) {
+  if (bytes.size() > kMaxInlineCopyBytes || bytes.size() != command.width * command.height) {
+    return call.Malformed("An inline upload has another size than its bytes.");
+  }
+  const auto context = worker_.current();
+  const auto stream = call.stream_state();
+  if (CUresult result = worker_.PrepareContext(*context); result != CUDA_SUCCESS) return result;
+  const InlineSlot slot = context->arena->TakeSlot(static_cast<uint32_t>(bytes.size()));
+  if (slot.address != nullptr && command.reply_when != ReplyWhen::kDone) {
+    memcpy(slot.address, bytes.data(), bytes.size());
+    const CUresult result =
+        ToDevice(worker_.driver(), command.target, command.target_pitch, slot.address,
+                 command.width, command.width, command.height, stream->stream);
+    if (result == CUDA_SUCCESS) {
+      worker_.progress().HoldSlot(stream, slot);
+    } else {
+      context->arena->ReturnSlot(slot);
+    }
+    return result;
+  }
+  // Many small copies are waiting (or the reply has to): this one waits outside pinned memory,
+  // behind a gate.
+  if (slot.address != nullptr) context->arena->ReturnSlot(slot);
+  worker_.progress().Mark(stream);
+  Transfer transfer;
+  transfer.upload = true;
+  transfer.device = command.target;
+  transfer.width = command.width;
+  transfer.height = command.height;
+  transfer.device_pitch = command.target_pitch;
+  transfer.host_pitch = command.width;
+  transfer.reply_when = command.reply_when;
+  transfer.bytes.assign(bytes.begin(), bytes.end());
+  return Begin(call, std::move(transfer));
+}
+
+CUresult Transfers::Download(CallContext& call, const DownloadCommand& command) {
+  CUstream stream;
+  if (!ShapeIsSane(command.width, command.height, command.source_pitch) ||
+      !ShapeIsSane(command.width, command.height, command.host_pitch)) {
+    return call.Malformed("A download has an impossible shape.");
+  }
+  if (!call.Stream(command.stream, &stream) ||
+      !call.DeviceRange2D(command.source, command.source_pitch, command.width, command.height)) {
+    return call.error();
+  }
+  if (command.width == 0 || command.height == 0) return CUDA_SUCCESS;
+  if (command.place == HostPlace::kInline) return DownloadInline(call, command);
+  Transfer transfer;
+  transfer.device = command.source;
+  transfer.width = command.width;
+  transfer.height = command.height;
+  transfer.device_pitch = command.source_pitch;
+  transfer.reply_when = command.reply_when;
+  transfer.remote = true;
+  transfer.key = KeyOf(command.key);
+  transfer.offset = command.offset;
+  transfer.host_pitch = command.host_pitch;
+  return Begin(call, std::move(transfer));
+}
+
+CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& command) {
+  const uint64_t bytes = command.width * command.height;
+  if (bytes > kMaxInlineCopyBytes || !call.token().needed) {
+    return call.Malformed("An inline download is too large, or nobody waits for it.");
+  }
+  const auto context = worker_.current();
+  const auto stream = call.stream_state();
+  if (CUresult result = worker_.PrepareContext(*context); result != CUDA_SUCCESS) return result;
+  const InlineSlot slot = context->arena->TakeSlot(static_cast<uint32_t>(bytes));
+  if (slot.address == nullptr) {
+    Transfer transfer;
+    transfer.device = command.source;
+    transfer.width = command.width;
+    transfer.height = command.height;
+    transfer.device_pitch = command.source_pitch;
+    transfer.host_pitch = command.width;
+    transfer.reply_when = ReplyWhen::kDone;
+    transfer.bytes.resize(bytes);
+    return Begin(call, std::move(transfer));
+  }
+  CUevent event = worker_.TakeEvent(*context);
+  CUresult result = event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) {
+    result = FromDevice(worker_.driver(), slot.address, command.source, command.source_pitch,
+                        command.width, command.height, stream->stream);
+  }
+  if (result == CUDA_SUCCESS) {
+    result = worker_.driver().cuEventRecord(event, stream->stream);
+    // The device may still write to the slot, so it does not come back at once.
+    if (result != CUDA_SUCCESS) worker_.progress().HoldSlot(stream, slot);
+  } else {
+    context->arena->ReturnSlot(slot);
+  }
+  if (result != CUDA_SUCCESS) {
+    if (event != nullptr) worker_.ReturnEvent(*context, event);
+    return result;
+  }
+  Wait wait;
+  wait.token = call.token();
+  wait.context = context;
+  wait.events.push_back(event);
+  wait.reveals_output = true;
+  wait.finish = [context, slot, bytes](std::vector<std::byte>* body) {
+    body->assign(slot.address, slot.address + bytes);
+    context->arena->ReturnSlot(slot);
+    return CUDA_SUCCESS;
+  };
+  if (!worker_.options().deferred_waits) worker_.driver().cuEventSynchronize(event);
+  worker_.waits().Add(std::move(wait));
+  return kDeferred;
+}
+
+CUresult Transfers::Begin(CallContext& call, Transfer transfer) {
+  const Driver& driver = worker_.driver();
+  transfer.id = next_id_++;
+  transfer.token = call.token();
+  transfer.context = worker_.current();
+  transfer.stream = call.stream_state();
+  transfer.since_ns = transfer.asked_ns = NowNanoseconds();
+  if (transfer.reply_when == ReplyWhen::kNever && transfer.token.needed) {
+    transfer.reply_when = ReplyWhen::kDone;
+  }
+  StreamState& stream = *transfer.stream;
+  CUresult result = worker_.PrepareContext(*transfer.context);
+  if (result == CUDA_SUCCESS) result = worker_.progress().EnsureWords(stream);
+  if (result == CUDA_SUCCESS && worker_.options().gate) {
+    Arena& arena = *transfer.context->arena;
+    transfer.gate = stream.gates + 1;
+    result = driver.cuStreamWriteValue32_v2(
+        stream.stream, arena.DeviceAddress(stream.words.reached), transfer.gate, 0);
+    if (result == CUDA_SUCCESS) {
+      ++stream.gates;
+      result = driver.cuStreamWaitValue32_v2(stream.stream, arena.DeviceAddress(stream.words.go),
+                                             transfer.gate, CU_STREAM_WAIT_VALUE_GEQ);
+      transfer.gated = result == CUDA_SUCCESS;
+    }
+  } else if (result == CUDA_SUCCESS) {
+    transfer.state = Transfer::State::kMoving;
+  }
+  if (result != CUDA_SUCCESS) {
+    // A staging slot is the client's again, whatever happened.
+    if (transfer.staged) worker_.progress().ReleaseStagingSlot(transfer.slot);
+    return result;
+  }
+  transfers_.push_back(std::move(transfer));
+  Advance(transfers_.back());
+  return kDeferred;
+}
+
+bool Transfers::Reached(Transfer& transfer) {
+  StreamState& stream = *transfer.stream;
+  if (AfterOrAt(transfer.context->arena->Load(stream.words.reached), transfer.gate)) {
+    transfer.state = Transfer::State::kMoving;
+    return true;
+  }
+  constexpr int64_t kAskEveryNs = 50'000'000;
+  const int64_t now = NowNanoseconds();
+  if (now - transfer.asked_ns > kAskEveryNs) {
+    transfer.asked_ns = now;
+    // A context that has failed never reaches the copy, but says so.
+    const CUresult result = worker_.driver().cuStreamQuery(transfer.copy_stream());
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+      Fail(transfer, result);
+      transfer.context_lost = true;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Transfers::StartPiece(Transfer& transfer) {
+  if (transfer.all_started || transfer.pieces.size() >= kDepth) return false;
+  Piece piece;
+  piece.chunk = transfer.context->arena->TakeChunk();
+  if (piece.chunk == kChunks) return false;
+  const bool packed = transfer.height == 1 || (transfer.device_pitch == transfer.width &&
+                                               transfer.host_pitch == transfer.width);
+  piece.row = transfer.next_row;
+  piece.column = transfer.next_column;
+  if (packed || transfer.width > kChunkBytes) {
+    // A part of one row, or of all of them where nothing lies between.
+    const uint64_t whole = packed ? transfer.width * transfer.height : transfer.width;
+    piece.rows = 1;
+    piece.width = std::min<uint64_t>(kChunkBytes, whole - piece.column);
+    piece.stride = piece.width;
+    piece.moves = 1;
+    transfer.next_column += piece.width;
+    if (transfer.next_column == whole) {
+      transfer.next_column = 0;
+      transfer.next_row += packed ? transfer.height : 1;
+    }
+  } else {
+    // An upload may read what lies between rows when that saves moves; a download never writes it.
+    const bool span = transfer.upload && transfer.host_pitch <= 2 * transfer.width;
+    piece.stride = span ? transfer.host_pitch : transfer.width;
+    const uint64_t left = transfer.height - piece.row;
+    piece.rows = std::clamp<uint64_t>(kChunkBytes / piece.stride, 1, left);
+    piece.width = transfer.width;
+    piece.moves = span || transfer.host_pitch == transfer.width ? 1 : piece.rows;
+    transfer.next_row += piece.rows;
+  }
+  transfer.all_started = transfer.next_row >= transfer.height;
+  transfer.pieces.push_back(piece);
+  return true;
+}
+
+CUresult Transfers::CopyOnDevice(Transfer& transfer, Piece& piece) {
+  const Driver& driver = worker_.driver();
+  Arena& arena = *transfer.context->arena;
+  if (CUresult result = worker_.MakeCurrent(transfer.context); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const CUdeviceptr device =
+      transfer.device + piece.row * transfer.device_pitch + piece.column;
+  const CUstream stream = transfer.copy_stream();
+  const CUresult copied =
+      transfer.upload ? ToDevice(driver, device, transfer.device_pitch, arena.chunk(piece.chunk),
+                                 piece.stride, piece.width, piece.rows, stream)
+                      : FromDevice(driver, arena.chunk(piece.chunk), device,
+                                   transfer.device_pitch, piece.width, piece.rows, stream);
+  if (copied != CUDA_SUCCESS) return copied;
+  piece.number = ++transfer.copies_issued();
+  const WordIndex word = transfer.upload ? transfer.context->upload_word
+                                         : transfer.context->download_word;
+  return driver.cuStreamWriteValue32_v2(stream, arena.DeviceAddress(word), piece.number, 0);
+}
+
+// Gets or Puts, as many as fit now. True if any was issued.
+bool Transfers::IssueMoves(Transfer& transfer, Piece& piece) {
+  Arena& arena = *transfer.context->arena;
+  bool any = false;
+  while (piece.moves_issued < piece.moves && piece.moves_issued - piece.moves_done < kMostMoves) {
+    const uint64_t index = piece.moves_issued;
+    const uint64_t local = arena.ChunkOffset(piece.chunk) + index * piece.stride;
+    const uint64_t remote =
+        transfer.offset + (piece.row + index) * transfer.host_pitch + piece.column;
+    const uint64_t bytes =
+        piece.moves == 1 ? (piece.rows - 1) * piece.stride + piece.width : piece.width;
+    const uint64_t cookie = transfer.id * kCookieChunks + piece.chunk;
+    transport::Connection& connection = worker_.connection();
+    const transport::Outcome outcome =
+        transfer.upload
+            ? connection.Get(arena.region(), local, transfer.key, remote, bytes, cookie)
+            : connection.Put(arena.region(), local, transfer.key, remote, bytes, cookie);
+    if (outcome == transport::Outcome::kAgain) break;
+    ++piece.moves_issued;
+    any = true;
+    if (outcome == transport::Outcome::kClosed) {
+      // The session ends anyway; nothing will be reported for this one.
+      ++piece.moves_done;
+      Fail(transfer, CUDA_ERROR_UNKNOWN);
+      break;
+    }
+  }
+  return any;
+}
+
+// One piece a step further. True if it has moved.
+bool Transfers::MovePiece(Transfer& transfer, Piece& piece) {
+  const ContextState& context = *transfer.context;
+  if (piece.state == Piece::State::kMoving && transfer.state == Transfer::State::kMoving) {
+    if (transfer.remote) {
+      bool moved = IssueMoves(transfer, piece);
+      if (piece.moves_done < piece.moves) return moved;
+    } else if (transfer.upload) {
+      memcpy(context.arena->chunk(piece.chunk), transfer.bytes.data() + piece.column +
+             piece.row * transfer.width, piece.rows * piece.width);
+    } else {
+      memcpy(transfer.bytes.data() + piece.column + piece.row * transfer.width,
+             context.arena->chunk(piece.chunk), piece.rows * piece.width);
+    }
+    if (!transfer.upload) {
+      piece.state = Piece::State::kDone;
+      return true;
+    }
+    piece.state = Piece::State::kOnDevice;
+    if (CUresult result = CopyOnDevice(transfer, piece); result != CUDA_SUCCESS) {
+      Fail(transfer, result);
+      transfer.context_lost = true;
+    }
+    return true;
+  }
+  if (piece.state == Piece::State::kOnDevice) {
+    const WordIndex word = transfer.upload ? context.upload_word : context.download_word;
+    if (!AfterOrAt(context.arena->Load(word), piece.number)) return false;
+    piece.state = transfer.upload ? Piece::State::kDone : Piece::State::kMoving;
+    return true;
+  }
+  return false;
+}
+
+bool Transfers::Advance(Transfer& transfer) {
+  if (transfer.state == Transfer::State::kGated && !Reached(transfer)) return false;
+  bool moved = false;
+  while (transfer.state == Transfer::State::kMoving && StartPiece(transfer)) {
+    moved = true;
+    Piece& piece = transfer.pieces.back();
+    if (transfer.upload) {
+      MovePiece(transfer, piece);
+    } else {
+      piece.state = Piece::State::kOnDevice;
+      if (CUresult result = CopyOnDevice(transfer, piece); result != CUDA_SUCCESS) {
+        Fail(transfer, result);
+        transfer.context_lost = true;
+      }
+    }
+  }
+  for (Piece& piece : transfer.pieces) moved = MovePiece(transfer, piece) || moved;
+  const int64_t now = NowNanoseconds();
+  if (!moved && now - transfer.asked_ns > 50'000'000 &&
+      transfer.state == Transfer::State::kMoving) {
+    transfer.asked_ns = now;
+    const CUresult result = worker_.driver().cuStreamQuery(transfer.copy_stream());
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+      Fail(transfer, result);
+      transfer.context_lost = true;
+    }
+  }
+  // A chunk of a failed transfer comes back when nothing touches it any more: no move, and not the
+  // device, unless its context has failed.
+  const auto over = [&transfer](const Piece& piece) {
+    if (piece.state == Piece::State::kDone) return true;
+    if (transfer.state != Transfer::State::kFailed) return false;
+    return piece.state == Piece::State::kMoving ? piece.moves_issued == piece.moves_done
+                                                : transfer.context_lost;
+  };
+  std::erase_if(transfer.pieces, [&](const Piece& piece) {
+    if (!over(piece)) return false;
+    transfer.context->arena->ReturnChunk(piece.chunk);
+    return true;
+  });
+  if (transfer.upload && transfer.all_started && !transfer.pulled &&
+      std::all_of(transfer.pieces.begin(), transfer.pieces.end(), [](const Piece& piece) {
+        return piece.state != Piece::State::kMoving;
+      })) {
+    SayPulled(transfer);
+    moved = true;
+  }
+  return moved;
+}
+
+void Transfers::SayPulled(Transfer& transfer) {
+  if (transfer.pulled) return;
+  transfer.pulled = true;
+  if (transfer.staged) worker_.progress().ReleaseStagingSlot(transfer.slot);
+  if (transfer.reply_when == ReplyWhen::kPulled) {
+    transfer.answered_fine = transfer.error == CUDA_SUCCESS;
+    worker_.Answer(transfer.token, transfer.error);
+  }
+}
+
+void Transfers::OpenGate(Transfer& transfer) {
+  if (!transfer.gated) return;
+  Arena& arena = *transfer.context->arena;
+  const WordIndex go = transfer.stream->words.go;
+  // Transfers of one stream pass its gate in order, so the word only grows.
+  if (go != 0 && !AfterOrAt(arena.Load(go), transfer.gate)) arena.Store(go, transfer.gate);
+  transfer.gated = false;
+}
+
+void Transfers::SayDone(Transfer& transfer) {
+  OpenGate(transfer);
+  if (transfer.upload) SayPulled(transfer);
+  if (transfer.reply_when == ReplyWhen::kDone || transfer.reply_when == ReplyWhen::kNever) {
+    worker_.ForwardOutput();
+    std::span<const std::byte> body;
+    if (!transfer.upload && !transfer.remote && transfer.error == CUDA_SUCCESS) {
+      body = transfer.bytes;
+    }
+    worker_.Answer(transfer.token, transfer.error, body);
+  } else if (transfer.error != CUDA_SUCCESS && transfer.answered_fine) {
+    transfer.token.needed = false;  // as for a posted call
+    worker_.Answer(transfer.token, transfer.error);
+  }
+}
+
+void Transfers::Fail(Transfer& transfer, CUresult error) {
+  if (transfer.state == Transfer::State::kFailed) return;
+  LOG_DEBUG("transfer", "A copy fails with %s.", ErrorName(worker_.driver(), error));
+  transfer.state = Transfer::State::kFailed;
+  transfer.error = error;
+  transfer.all_started = true;
+}
+
+bool Transfers::OnBulkDone(uint64_t cookie, transport::BulkStatus status) {
+  const uint64_t id = cookie / kCookieChunks;
+  for (Transfer& transfer : transfers_) {
+    if (transfer.id != id) continue;
+    for (Piece& piece : transfer.pieces) {
+      if (piece.chunk != cookie % kCookieChunks) continue;
+      ++piece.moves_done;
+      if (status == transport::BulkStatus::kRefused) {
+        LOG_WARNING("transfer", "The client refuses a bulk move: its memory is not registered.");
+        Fail(transfer, CUDA_ERROR_INVALID_VALUE);
+      } else if (status != transport::BulkStatus::kOk) {
+        Fail(transfer, CUDA_ERROR_UNKNOWN);
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Transfers::Step() {
+  bool moved = false;
+  for (auto transfer = transfers_.begin(); transfer != transfers_.end();) {
+    moved = Advance(*transfer) || moved;
+    if (transfer->all_started && transfer->pieces.empty()) {
+      SayDone(*transfer);
+      transfer = transfers_.erase(transfer);
+      moved = true;
+    } else {
+      ++transfer;
+    }
+  }
+  return moved;
+}
+
+void Transfers::DropContext(const ContextState& context, CUresult error) {
+  for (Transfer& transfer : transfers_) {
+    if (transfer.context.get() != &context) continue;
+    Fail(transfer, error);
+    transfer.context_lost = true;
+    OpenGate(transfer);
+  }
+}
+
+}  // namespace penstock::server

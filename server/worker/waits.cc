@@ -1,0 +1,165 @@
+#include "server/worker/waits.h"
+
+#include "common/clock.h"
+#include "server/worker/worker.h"
+
+namespace penstock::server {
+
+CUresult Waits::ForStreams(CallContext& call, const std::shared_ptr<ContextState>& context,
+                           const std::vector<std::shared_ptr<StreamState>>& streams) {
+  const Driver& driver = worker_.driver();
+  if (!worker_.options().deferred_waits) {
+    // For tests: what happens when the dispatch thread blocks.
+    for (const auto& stream : streams) {
+      const CUresult result = driver.cuStreamSynchronize(stream->stream);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    return CUDA_SUCCESS;
+  }
+  Wait wait;
+  wait.token = call.token();
+  wait.context = context;
+  wait.reveals_output = true;
+  for (const auto& stream : streams) {
+    worker_.progress().Mark(stream);
+    CUevent event = worker_.TakeEvent(*context);
+    const CUresult result = event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
+                                             : driver.cuEventRecord(event, stream->stream);
+    if (event != nullptr) wait.events.push_back(event);
+    if (result != CUDA_SUCCESS) {
+      for (CUevent taken : wait.events) worker_.ReturnEvent(*context, taken);
+      return result;
+    }
+  }
+  Add(std::move(wait));
+  return kDeferred;
+}
+
+CUresult Waits::ForEvent(CallContext& call, const std::shared_ptr<ContextState>& context,
+                         CUevent event) {
+  if (!worker_.options().deferred_waits) return worker_.driver().cuEventSynchronize(event);
+  Wait wait;
+  wait.token = call.token();
+  wait.context = context;
+  wait.user_event = event;
+  wait.reveals_output = true;
+  Add(std::move(wait));
+  return kDeferred;
+}
+
+CUresult Waits::ForProgress(CallContext& call, const std::shared_ptr<StreamState>& stream,
+                            uint64_t cost) {
+  worker_.progress().CatchUp(*stream, cost);
+  if (CUresult result = worker_.progress().Mark(stream); result != CUDA_SUCCESS) {
+    // A context that has failed accepts no mark; nobody may wait for it for ever.
+    worker_.progress().GiveUp(*stream);
+    return result;
+  }
+  Wait wait;
+  wait.token = call.token();
+  wait.context = stream->context.lock();
+  wait.stream = stream;
+  wait.cost = cost;
+  Add(std::move(wait));
+  return kDeferred;
+}
+
+void Waits::Add(Wait wait) {
+  wait.since_ns = NowNanoseconds();
+  const CUresult result = Ask(wait);
+  if (result == CUDA_ERROR_NOT_READY) {
+    waits_.push_back(std::move(wait));
+  } else {
+    End(std::move(wait), result);
+  }
+}
+
+CUresult Waits::Ask(Wait& wait) {
+  const Driver& driver = worker_.driver();
+  while (!wait.events.empty()) {
+    const CUevent event = wait.events.back();
+    const CUresult result = driver.cuEventQuery(event);
+    if (result != CUDA_SUCCESS) return result;
+    // It is over, so this returns at once; the driver delivers what kernels have printed here.
+    if (wait.reveals_output) driver.cuEventSynchronize(event);
+    worker_.ReturnEvent(*wait.context, event);
+    wait.events.pop_back();
+  }
+  if (wait.user_event != nullptr) {
+    const CUresult result = driver.cuEventQuery(wait.user_event);
+    if (result != CUDA_SUCCESS) return result;
+    driver.cuEventSynchronize(wait.user_event);
+  }
+  if (wait.stream != nullptr && wait.stream->finished < wait.cost) {
+    constexpr int64_t kSuspiciousNs = 50'000'000;
+    const auto context = wait.stream->context.lock();
+    if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (NowNanoseconds() - wait.since_ns > kSuspiciousNs && context->upload_stream != nullptr) {
+      // A context that has failed moves no word any more, but says so.
+      const CUresult result = driver.cuStreamQuery(context->upload_stream);
+      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+        worker_.progress().GiveUp(*wait.stream);
+        return result;
+      }
+    }
+    return CUDA_ERROR_NOT_READY;
+  }
+  for (const auto& job : wait.reaping) {
+    if (!job->done.load(std::memory_order_acquire)) return CUDA_ERROR_NOT_READY;
+  }
+  return CUDA_SUCCESS;
+}
+
+void Waits::End(Wait wait, CUresult result) {
+  for (CUevent event : wait.events) worker_.ReturnEvent(*wait.context, event);
+  std::vector<std::byte> body;
+  if (result == CUDA_SUCCESS && wait.finish != nullptr) {
+    if (wait.context != nullptr) worker_.MakeCurrent(wait.context);
+    result = wait.finish(&body);
+  }
+  if (wait.reveals_output) worker_.ForwardOutput();
+  worker_.Answer(wait.token, result, body);
+}
+
+void Waits::DropEvent(CUevent event) {
+  for (size_t i = 0; i < waits_.size();) {
+    if (waits_[i].user_event != event) {
+      ++i;
+      continue;
+    }
+    Wait wait = std::move(waits_[i]);
+    waits_.erase(waits_.begin() + i);
+    End(std::move(wait), CUDA_ERROR_INVALID_HANDLE);
+  }
+}
+
+void Waits::DropContext(const ContextState& context, CUresult error) {
+  for (size_t i = 0; i < waits_.size();) {
+    if (waits_[i].context.get() != &context) {
+      ++i;
+      continue;
+    }
+    Wait wait = std::move(waits_[i]);
+    waits_.erase(waits_.begin() + i);
+    wait.events.clear();  // they die with the context
+    End(std::move(wait), error);
+  }
+}
+
+bool Waits::Step() {
+  bool any = false;
+  for (size_t i = 0; i < waits_.size();) {
+    const CUresult result = Ask(waits_[i]);
+    if (result == CUDA_ERROR_NOT_READY) {
+      ++i;
+      continue;
+    }
+    Wait wait = std::move(waits_[i]);
+    waits_.erase(waits_.begin() + i);
+    End(std::move(wait), result);
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace penstock::server

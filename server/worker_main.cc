@@ -1,0 +1,107 @@
+#include "server/worker_main.h"
+
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cstring>
+
+#include "common/log.h"
+#include "server/driver.h"
+#include "server/isolation.h"
+#include "server/process.h"
+#include "server/session_parameters.h"
+#include "server/worker/worker.h"
+#include "transport/tcp/tcp.h"
+
+namespace penstock::server {
+namespace {
+
+constexpr int kLogDescriptor = 5;
+
+Result<SessionParameters> ReadParameters() {
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   ReadSealedFile(kParametersDescriptor, sizeof(SessionParameters)));
+  close(kParametersDescriptor);
+  if (bytes.size() != sizeof(SessionParameters)) {
+    return Fail(Code::kInternal, "The session's parameters have another size.");
+  }
+  SessionParameters parameters;
+  memcpy(&parameters, bytes.data(), sizeof parameters);
+  return parameters;
+}
+
+// The library is opened first, because the worker's user may not be able to read it where it lies;
+// the system call filter comes last, because a driver may start helper programs.
+Result<Driver> StartDriver(const SessionParameters& parameters) {
+  ASSIGN_OR_RETURN(const Driver driver, OpenDriver(parameters.driver));
+  if (parameters.isolate != 0) RETURN_IF_ERROR(Isolate(parameters));
+  const CUresult result = driver.cuInit(0);
+  if (result != CUDA_SUCCESS) {
+    return Fail(Code::kUnavailable,
+                std::string("The driver does not start: ") + ErrorName(driver, result) + ".");
+  }
+  if (parameters.isolate != 0) RETURN_IF_ERROR(ForbidSystemCalls());
+  return driver;
+}
+
+Status TellSupervisor(const WorkerReady& ready) {
+  if (send(kSupervisorDescriptor, &ready, sizeof ready, MSG_NOSIGNAL) != sizeof ready) {
+    return FailErrno("Cannot tell the supervisor");
+  }
+  return {};
+}
+
+Status Serve(const SessionParameters& parameters, const Driver& driver, bool* good) {
+  UniqueFd sockets[2];
+  RETURN_IF_ERROR(ReceiveDescriptors(kSupervisorDescriptor, sockets));
+  transport::tcp::TcpOptions tcp;
+  tcp.max_frame = kMaxFrameBytes;
+  auto connection = transport::tcp::Adopt(std::move(sockets[0]), std::move(sockets[1]), tcp);
+  WorkerOptions options;
+  options.session = parameters.session;
+  options.epoch = parameters.epoch;
+  options.device_count = parameters.device_count;
+  options.silence_ms = int64_t{parameters.silence_seconds} * 1000;
+  options.capture_output = true;
+  ApplyDisabled(&options);
+  Worker worker(options, driver, std::move(connection));
+  LOG_DEBUG("session", "Session %lu serves %s (pid %u on %s, from %s).", parameters.session,
+            parameters.program, parameters.client_pid, parameters.client_host, parameters.peer);
+  *good = worker.Run();
+  // Everything that the session held goes with the process, also what still runs on the device.
+  _exit(*good ? 0 : 3);
+}
+
+}  // namespace
+
+int WorkerMain() {
+  SetLogName("penstockd-worker");
+  // Descriptors 1 and 2 will carry what kernels print; log lines keep the daemon's stderr.
+  if (dup2(2, kLogDescriptor) < 0) return 1;
+  SetLogDescriptor(kLogDescriptor);
+  prctl(PR_SET_NAME, "penstock-worker");
+  prctl(PR_SET_TIMERSLACK, 1000);  // short sleeps are the dispatch loop's daily bread
+
+  WorkerReady ready;
+  auto parameters = ReadParameters();
+  if (!parameters) {
+    LOG_ERROR("session", "%s", parameters.error().message.c_str());
+    return 1;
+  }
+  if (parameters->log[0] != '\0') SetLogSpec(parameters->log);
+  auto driver = StartDriver(*parameters);
+  if (!driver) {
+    LOG_ERROR("session", "Session %lu: %s", parameters->session, driver.error().message.c_str());
+    CopyText(ready.error, driver.error().message);
+    (void)TellSupervisor(ready);
+    return 1;
+  }
+  ready.ok = 1;
+  bool good = false;
+  auto served = TellSupervisor(ready);
+  if (served) served = Serve(*parameters, *driver, &good);
+  if (!served) LOG_DEBUG("session", "%s", served.error().message.c_str());
+  return good ? 0 : 1;
+}
+
+}  // namespace penstock::server
