@@ -22,15 +22,16 @@ Result<Driver> OpenDriver(const std::string& library) {
   if (!driver) {
     std::string advice;
     if (library == "libcuda.so.1") {
-      advice = " Install NVIDIA's driver on this machine, or start penstockd with --driver sim for "
-               "the simulated GPU.";
+      advice =
+          " Install NVIDIA's driver on this machine, or start penstockd with --driver sim for "
+          "the simulated GPU.";
     }
     return Fail(Code::kUnavailable, driver.error().message + advice);
   }
   Dl_info info = {};
   const std::string executable = ExecutablePath();
-  const std::string own = RealPath(executable.substr(0, executable.rfind('/')) +
-                                   "/../lib/penstock/libcuda.so.1");
+  const std::string own =
+      RealPath(executable.substr(0, executable.rfind('/')) + "/../lib/penstock/libcuda.so.1");
   if (!own.empty() && dladdr(reinterpret_cast<void*>(driver->cuInit), &info) != 0 &&
       info.dli_fname != nullptr && RealPath(info.dli_fname) == own) {
     return Fail(Code::kInvalidArgument, "Driver (" + own +

@@ -1,7 +1,7 @@
 // What a worker gives up before it runs anything for its client.
 //
-// A worker executes its tenant's code in effect: kernels reach raw pointers. So it runs as a user of
-// its own, cannot gain privileges, cannot be inspected by or inspect other processes, opens no
+// A worker executes its tenant's code in effect: kernels reach raw pointers. So it runs as a user
+// of its own, cannot gain privileges, cannot be inspected by or inspect other processes, opens no
 // sockets to the outside, starts no programs, and has only its own descriptors. Real drivers use
 // system calls in ways that nobody documents, so the filter names what is forbidden instead of what
 // is allowed; forbidden calls fail with EPERM.

@@ -19,9 +19,9 @@
 namespace penstock::server {
 namespace {
 
-constexpr size_t kMaxPeers = 128;          // connections that have not said who they are
-constexpr int kHelloMs = 5'000;            // for each message of a hello
-constexpr int kWorkerStartMs = 60'000;     // a real driver on a machine with many GPUs is slow
+constexpr size_t kMaxPeers = 128;       // connections that have not said who they are
+constexpr int kHelloMs = 5'000;         // for each message of a hello
+constexpr int kWorkerStartMs = 60'000;  // a real driver on a machine with many GPUs is slow
 constexpr int kProbeMs = 60'000;
 constexpr uint32_t kPrefixBytes = 4;
 
@@ -122,8 +122,8 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   const std::string library = DriverLibrary(options.driver, ExecutablePath());
   auto inventory = ProbeDriver(library, kProbeMs);
   if (!inventory && options.driver != "auto" && access(library.c_str(), R_OK) != 0) {
-    return Fail(Code::kInvalidArgument, "Driver library (" + library + ") cannot be read: " +
-                                            strerror(errno) + ".");
+    return Fail(Code::kInvalidArgument,
+                "Driver library (" + library + ") cannot be read: " + strerror(errno) + ".");
   }
   if (!inventory && inventory.error().message.find("cannot be opened") != std::string::npos) {
     return tl::unexpected<Error>(inventory.error());
@@ -154,6 +154,8 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   SetBlocking(self->listener_.fd(), false);
   return self;
 }
+
+Supervisor::Supervisor(transport::tcp::Listener listener) : listener_(std::move(listener)) {}
 
 Supervisor::~Supervisor() {
   for (Session& session : sessions_) {
@@ -282,7 +284,8 @@ void Supervisor::OnHello(Peer& peer, std::span<const std::byte> blob) {
   if (peer.challenge.version == 0) {
     return Refuse(peer, Refusal::kVersion,
                   "Client protocol versions (" + std::to_string(hello->oldest_version) + " to " +
-                      std::to_string(hello->newest_version) + ") do not overlap with the server's (" +
+                      std::to_string(hello->newest_version) +
+                      ") do not overlap with the server's (" +
                       std::to_string(kOldestProtocolVersion) + " to " +
                       std::to_string(kProtocolVersion) + ").");
   }
@@ -304,9 +307,9 @@ void Supervisor::OnProof(Peer& peer, std::span<const std::byte> blob) {
   }
   if (!driver_error_.empty()) return Refuse(peer, Refusal::kDriver, driver_error_);
   if (sessions_.size() >= options_.max_sessions) {
-    return Refuse(peer, Refusal::kFull,
-                  "All sessions of this server (" + std::to_string(options_.max_sessions) +
-                      ") are taken.");
+    return Refuse(
+        peer, Refusal::kFull,
+        "All sessions of this server (" + std::to_string(options_.max_sessions) + ") are taken.");
   }
   if (peer.hello.gpus > inventory_.devices.size()) {
     return Refuse(peer, Refusal::kFull,
@@ -325,8 +328,7 @@ Status Supervisor::StartSession(Peer& peer) {
   parameters.session = next_session_;
   RETURN_IF_ERROR(FillRandom(parameters.ticket));
   const size_t offered = inventory_.devices.size();
-  parameters.device_count =
-      peer.hello.gpus == 0 ? static_cast<uint32_t>(offered) : peer.hello.gpus;
+  parameters.device_count = peer.hello.gpus == 0 ? static_cast<uint32_t>(offered) : peer.hello.gpus;
   parameters.silence_seconds = options_.silence_seconds;
   parameters.isolate = options_.isolate ? 1 : 0;
   uint32_t slot = 0;
@@ -398,8 +400,7 @@ void Supervisor::OnWorkerMessage(Session& session) {
   CopyText(info.server_name, host);
   peer->state = Peer::State::kWelcomed;
   peer->deadline = Deadline::After(kHelloMs);
-  Queue(*peer,
-        SerializeWelcome(welcome, std::span(inventory_.devices).first(info.device_count)));
+  Queue(*peer, SerializeWelcome(welcome, std::span(inventory_.devices).first(info.device_count)));
 }
 
 void Supervisor::OnBulkHello(Peer& peer, std::span<const std::byte> blob) {
@@ -408,8 +409,8 @@ void Supervisor::OnBulkHello(Peer& peer, std::span<const std::byte> blob) {
   if (!hello) return Refuse(peer, Refusal::kMalformed, hello.error().message);
   for (Session& session : sessions_) {
     if (session.id != hello->session || session.handed_over || session.ended) continue;
-    const Mac wanted = BulkMac(key_, session.hello, session.challenge, session.ticket, session.id,
-                               hello->epoch);
+    const Mac wanted =
+        BulkMac(key_, session.hello, session.challenge, session.ticket, session.id, hello->epoch);
     if (!SameMac(wanted, hello->mac)) break;
     peer.session = session.id;
     Queue(peer, AsBytes(BulkWelcome{}));

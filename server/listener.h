@@ -28,8 +28,8 @@ namespace penstock::server {
 
 class Supervisor {
  public:
-  // Probes the driver and starts to listen. A driver whose library cannot be loaded is an error; one
-  // that loads and does not work is logged, and clients are refused with its words.
+  // Probes the driver and starts to listen. A driver whose library cannot be loaded is an error;
+  // one that loads and does not work is logged, and clients are refused with its words.
   static Result<std::unique_ptr<Supervisor>> Start(const Options& options);
   ~Supervisor();
 
@@ -41,7 +41,7 @@ class Supervisor {
   struct Peer;     // a socket that is not handed over yet
   struct Session;  // a worker process
 
-  explicit Supervisor(transport::tcp::Listener listener) : listener_(std::move(listener)) {}
+  explicit Supervisor(transport::tcp::Listener listener);
 
   void Accept();
   void OnReadable(Peer& peer);

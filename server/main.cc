@@ -39,7 +39,6 @@ int SupervisorMain(int argc, char** argv) {
   }
   if (options->parent_pid_dies) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-
   }
   if (!options->log.empty()) SetLogSpec(options->log.c_str());
   auto supervisor = Supervisor::Start(*options);

@@ -1,7 +1,7 @@
 #include "server/options.h"
 
-#include <CLI/CLI.hpp>
 #include <toml++/toml.h>
+#include <CLI/CLI.hpp>
 
 #include <set>
 
@@ -44,7 +44,8 @@ Status ParseAddress(const std::string& text, Options* options) {
   char* end = nullptr;
   const unsigned long port = strtoul(port_text.c_str(), &end, 10);
   if (port_text.empty() || *end != '\0' || port > 65535) {
-    return Fail(Code::kInvalidArgument, "Listen port (" + port_text + ") is no number below 65536.");
+    return Fail(Code::kInvalidArgument,
+                "Listen port (" + port_text + ") is no number below 65536.");
   }
   options->listen_host = host;
   options->listen_port = static_cast<uint16_t>(port);
@@ -67,15 +68,21 @@ class FileReader {
     const toml::node* node = table_.get(name);
     if (node == nullptr || (flag != nullptr && app_.count(flag) != 0) || !error_.empty()) return;
     if constexpr (std::is_same_v<T, std::string>) {
-      if (auto value = node->value_exact<std::string>()) *target = *value;
-      else Wrong(name, *node, "text");
+      if (auto value = node->value_exact<std::string>())
+        *target = *value;
+      else
+        Wrong(name, *node, "text");
     } else if constexpr (std::is_same_v<T, bool>) {
-      if (auto value = node->value_exact<bool>()) *target = *value;
-      else Wrong(name, *node, "true or false");
+      if (auto value = node->value_exact<bool>())
+        *target = *value;
+      else
+        Wrong(name, *node, "true or false");
     } else {
       auto value = node->value_exact<int64_t>();
-      if (value && *value >= 0 && *value <= UINT32_MAX) *target = static_cast<uint32_t>(*value);
-      else Wrong(name, *node, "a number from 0 to 4294967295");
+      if (value && *value >= 0 && *value <= UINT32_MAX)
+        *target = static_cast<uint32_t>(*value);
+      else
+        Wrong(name, *node, "a number from 0 to 4294967295");
     }
   }
 

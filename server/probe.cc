@@ -52,8 +52,8 @@ Result<DeviceInfo> Describe(const Driver& driver, int ordinal) {
     info.primary_flags = flags;
   }
   CUcontext context;
-  RETURN_IF_ERROR(Check(driver, driver.cuDevicePrimaryCtxRetain(&context, device),
-                        "cuDevicePrimaryCtxRetain"));
+  RETURN_IF_ERROR(
+      Check(driver, driver.cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain"));
   RETURN_IF_ERROR(Check(driver, driver.cuCtxSetCurrent(context), "cuCtxSetCurrent"));
   int least = 0, greatest = 0;
   driver.cuCtxGetStreamPriorityRange(&least, &greatest);

@@ -102,9 +102,7 @@ CUresult ServeCuCtxDestroy(CallContext& call, const commands::CuCtxDestroy& comm
   worker.ForgetContext(context);
   auto result = std::make_shared<CUresult>(CUDA_SUCCESS);
   worker.executor().Run(
-      [&worker, context, result] {
-        *result = worker.driver().cuCtxDestroy_v2(context->context);
-      },
+      [&worker, context, result] { *result = worker.driver().cuCtxDestroy_v2(context->context); },
       [&worker, context, result, token] {
         worker.ForwardOutput();
         worker.Answer(token, *result);

@@ -121,9 +121,8 @@ CUresult ServeCuMemAllocPitch(CallContext& call, const commands::CuMemAllocPitch
       [command](const Driver& driver, auto* reply, uint64_t* bytes) {
         CUdeviceptr address = 0;
         size_t pitch = 0;
-        const CUresult result =
-            driver.cuMemAllocPitch_v2(&address, &pitch, command.WidthInBytes, command.Height,
-                                      command.ElementSizeBytes);
+        const CUresult result = driver.cuMemAllocPitch_v2(&address, &pitch, command.WidthInBytes,
+                                                          command.Height, command.ElementSizeBytes);
         reply->dptr = address;
         reply->pPitch = pitch;
         *bytes = pitch * command.Height;
@@ -223,8 +222,7 @@ CUresult ServeCuModuleUnload(CallContext& call, const commands::CuModuleUnload& 
   const Handle handle{command.hmod};
   CUresult error;
   bool minted;
-  const auto context =
-      worker.FindContext(objects.modules.Find(handle)->context, &error, &minted);
+  const auto context = worker.FindContext(objects.modules.Find(handle)->context, &error, &minted);
   if (context == nullptr) return error;
   objects.modules.Remove(handle);
   std::vector<Handle> functions;
@@ -232,7 +230,8 @@ CUresult ServeCuModuleUnload(CallContext& call, const commands::CuModuleUnload& 
     if (record.owner == handle) functions.push_back(function);
   });
   for (Handle function : functions) objects.functions.Remove(function);
-  worker.allocations().RemoveIf([handle](const Allocation& range) { return range.owner == handle; });
+  worker.allocations().RemoveIf(
+      [handle](const Allocation& range) { return range.owner == handle; });
   return Reap(call, context, "cuModuleUnload",
               [module](const Driver& driver) { return driver.cuModuleUnload(module); });
 }

@@ -112,10 +112,9 @@ void Load(const Driver& driver, Loading& loading) {
   const void* image = ImagePointer(loading);
   const auto count = static_cast<unsigned>(jit_names.size());
   if (command.kind == ModuleKind::kModule) {
-    loading.result =
-        count == 0 ? driver.cuModuleLoadData(&loading.module, image)
-                   : driver.cuModuleLoadDataEx(&loading.module, image, count, jit_names.data(),
-                                               jit_values.data());
+    loading.result = count == 0 ? driver.cuModuleLoadData(&loading.module, image)
+                                : driver.cuModuleLoadDataEx(&loading.module, image, count,
+                                                            jit_names.data(), jit_values.data());
   } else {
     loading.result = driver.cuLibraryLoadData(
         &loading.library, image, jit_names.data(), jit_values.data(), count, library_names.data(),
@@ -247,8 +246,7 @@ CUresult Describe(CallContext& call, FunctionRecord& record, FunctionInfo* info,
     if (result == CUDA_ERROR_INVALID_VALUE) break;  // beyond the last one
     if (result != CUDA_SUCCESS) return result;
     parameters->push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
-    info->parameter_bytes =
-        std::max(info->parameter_bytes, static_cast<uint32_t>(offset + size));
+    info->parameter_bytes = std::max(info->parameter_bytes, static_cast<uint32_t>(offset + size));
   }
   info->parameter_count = static_cast<uint32_t>(parameters->size());
   record.parameter_bytes = info->parameter_bytes;
@@ -317,15 +315,15 @@ CUresult ServeLoadModule(CallContext& call, Reader& reader) {
   }
   for (const JitOption& option : options) {
     // These hold addresses; what they ask for travels as capacities.
-    const bool pointer = option.is_library_option == 0 &&
-                         (option.option == CU_JIT_INFO_LOG_BUFFER ||
-                          option.option == CU_JIT_ERROR_LOG_BUFFER ||
-                          option.option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES ||
-                          option.option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES ||
-                          option.option == CU_JIT_GLOBAL_SYMBOL_NAMES ||
-                          option.option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES ||
-                          option.option == CU_JIT_REFERENCED_KERNEL_NAMES ||
-                          option.option == CU_JIT_REFERENCED_VARIABLE_NAMES);
+    const bool pointer =
+        option.is_library_option == 0 &&
+        (option.option == CU_JIT_INFO_LOG_BUFFER || option.option == CU_JIT_ERROR_LOG_BUFFER ||
+         option.option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES ||
+         option.option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES ||
+         option.option == CU_JIT_GLOBAL_SYMBOL_NAMES ||
+         option.option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES ||
+         option.option == CU_JIT_REFERENCED_KERNEL_NAMES ||
+         option.option == CU_JIT_REFERENCED_VARIABLE_NAMES);
     if (pointer) return call.Malformed("A module load has an option that holds an address.");
     loading->options.push_back(option);
   }
@@ -414,8 +412,7 @@ CUresult ServeCuLibraryGetGlobal(CallContext& call, const commands::CuLibraryGet
   CUdeviceptr address = 0;
   size_t bytes = 0;
   const std::string text(name.substr(0, name.find('\0')));
-  const CUresult result =
-      call.driver().cuLibraryGetGlobal(&address, &bytes, library, text.c_str());
+  const CUresult result = call.driver().cuLibraryGetGlobal(&address, &bytes, library, text.c_str());
   const auto& context = call.worker().current();
   return FoundVariable<commands::CuLibraryGetGlobalReply>(
       call, result, address, bytes, Handle{command.library},
@@ -436,7 +433,8 @@ CUresult ServeCuLibraryUnload(CallContext& call, const commands::CuLibraryUnload
     if (candidate.owner == handle) kernels.push_back(kernel);
   });
   for (Handle kernel : kernels) objects.kernels.Remove(kernel);
-  worker.allocations().RemoveIf([handle](const Allocation& range) { return range.owner == handle; });
+  worker.allocations().RemoveIf(
+      [handle](const Allocation& range) { return range.owner == handle; });
   // It may wait for the devices, as a module's end does; the image lives until the driver is done.
   const ReplyToken token = call.token();
   auto result = std::make_shared<CUresult>(CUDA_SUCCESS);

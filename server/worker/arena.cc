@@ -14,19 +14,18 @@ Result<std::unique_ptr<Arena>> Arena::Create(const Driver& driver,
   if (memory == MAP_FAILED) return FailErrno("Cannot map staging memory");
   arena->memory_ = static_cast<std::byte*>(memory);
   arena->words_ = static_cast<uint32_t*>(memory);
-  const CUresult pinned =
-      driver.cuMemHostRegister_v2(memory, kBytes, CU_MEMHOSTREGISTER_DEVICEMAP);
+  const CUresult pinned = driver.cuMemHostRegister_v2(memory, kBytes, CU_MEMHOSTREGISTER_DEVICEMAP);
   if (pinned != CUDA_SUCCESS) {
-    return Fail(Code::kSystem, std::string("Staging memory cannot be pinned: ") +
-                                   ErrorName(driver, pinned) + ".");
+    return Fail(Code::kSystem,
+                std::string("Staging memory cannot be pinned: ") + ErrorName(driver, pinned) + ".");
   }
   const CUresult mapped = driver.cuMemHostGetDevicePointer_v2(&arena->device_base_, memory, 0);
   if (mapped != CUDA_SUCCESS) {
     return Fail(Code::kSystem, std::string("Staging memory has no device address: ") +
                                    ErrorName(driver, mapped) + ".");
   }
-  ASSIGN_OR_RETURN(arena->region_, connection.Register(memory, kBytes,
-                                                       transport::Access::kPeerReadsAndWrites));
+  ASSIGN_OR_RETURN(arena->region_,
+                   connection.Register(memory, kBytes, transport::Access::kPeerReadsAndWrites));
   for (uint32_t i = kSmallSlots; i-- > 0;) arena->free_small_.push_back(i);
   for (uint32_t i = kLargeSlots; i-- > 0;) arena->free_large_.push_back(i);
   for (uint32_t i = kChunks; i-- > 0;) arena->free_chunks_.push_back(i);

@@ -78,7 +78,9 @@ class Arena {
   size_t free_chunks() const { return free_chunks_.size(); }
   std::byte* chunk(uint32_t index) const { return memory_ + ChunkOffset(index); }
   // Of the chunk in region().
-  uint64_t ChunkOffset(uint32_t index) const { return kChunksOffset + uint64_t{index} * kChunkBytes; }
+  uint64_t ChunkOffset(uint32_t index) const {
+    return kChunksOffset + uint64_t{index} * kChunkBytes;
+  }
   transport::MemoryRegion& region() { return *region_; }
 
  private:

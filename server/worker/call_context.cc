@@ -62,9 +62,10 @@ bool CallContext::Stream(uint64_t wire, CUstream* stream) {
     if (context == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
     stream_state_ = context->legacy;
   } else {
-    StreamRecord* record = Resolve(*this, worker_->objects().streams, wire,
-                                   CUDA_ERROR_INVALID_HANDLE, "A call names a stream that was "
-                                   "never made.");
+    StreamRecord* record =
+        Resolve(*this, worker_->objects().streams, wire, CUDA_ERROR_INVALID_HANDLE,
+                "A call names a stream that was "
+                "never made.");
     if (record == nullptr) return false;
     stream_state_ = record->state;
   }
@@ -81,8 +82,7 @@ bool CallContext::Event(uint64_t wire, CUevent* event) {
 }
 
 bool CallContext::Module(uint64_t wire, CUmodule* module) {
-  ModuleRecord* record = Resolve(*this, worker_->objects().modules, wire,
-                                 CUDA_ERROR_INVALID_HANDLE,
+  ModuleRecord* record = Resolve(*this, worker_->objects().modules, wire, CUDA_ERROR_INVALID_HANDLE,
                                  "A call names a module that was never made.");
   if (record == nullptr) return false;
   *module = record->module;
@@ -90,18 +90,18 @@ bool CallContext::Module(uint64_t wire, CUmodule* module) {
 }
 
 bool CallContext::Library(uint64_t wire, CUlibrary* library) {
-  LibraryRecord* record = Resolve(*this, worker_->objects().libraries, wire,
-                                  CUDA_ERROR_INVALID_HANDLE,
-                                  "A call names a library that was never made.");
+  LibraryRecord* record =
+      Resolve(*this, worker_->objects().libraries, wire, CUDA_ERROR_INVALID_HANDLE,
+              "A call names a library that was never made.");
   if (record == nullptr) return false;
   *library = record->library;
   return true;
 }
 
 bool CallContext::Kernel(uint64_t wire, CUkernel* kernel) {
-  FunctionRecord* record = Resolve(*this, worker_->objects().kernels, wire,
-                                   CUDA_ERROR_INVALID_HANDLE,
-                                   "A call names a kernel that was never made.");
+  FunctionRecord* record =
+      Resolve(*this, worker_->objects().kernels, wire, CUDA_ERROR_INVALID_HANDLE,
+              "A call names a kernel that was never made.");
   if (record == nullptr) return false;
   *kernel = record->kernel;
   return true;
@@ -109,15 +109,15 @@ bool CallContext::Kernel(uint64_t wire, CUkernel* kernel) {
 
 FunctionRecord* CallContext::FindFunction(uint64_t wire, CUfunction* function) {
   if (Handle{wire}.kind() != HandleKind::kKernel) {
-    FunctionRecord* record = Resolve(*this, worker_->objects().functions, wire,
-                                     CUDA_ERROR_INVALID_HANDLE,
-                                     "A call names a function that was never made.");
+    FunctionRecord* record =
+        Resolve(*this, worker_->objects().functions, wire, CUDA_ERROR_INVALID_HANDLE,
+                "A call names a function that was never made.");
     if (record != nullptr) *function = record->function;
     return record;
   }
-  FunctionRecord* record = Resolve(*this, worker_->objects().kernels, wire,
-                                   CUDA_ERROR_INVALID_HANDLE,
-                                   "A call names a kernel that was never made.");
+  FunctionRecord* record =
+      Resolve(*this, worker_->objects().kernels, wire, CUDA_ERROR_INVALID_HANDLE,
+              "A call names a kernel that was never made.");
   if (record == nullptr) return nullptr;
   const auto& context = worker_->current();
   if (context == nullptr) {

@@ -28,9 +28,9 @@ struct StreamState {
   std::weak_ptr<ContextState> context;
   bool destroyed = false;
 
-  uint64_t issued = 0;    // cost handed to the driver
-  uint64_t finished = 0;  // cost that the device is known to have passed
-  uint64_t told = 0;      // what the client knows
+  uint64_t issued = 0;      // cost handed to the driver
+  uint64_t finished = 0;    // cost that the device is known to have passed
+  uint64_t told = 0;        // what the client knows
   uint64_t operations = 0;  // handed to the driver, whatever their cost
 
   // Marks: the n-th one writes word_base + n into the progress word. `unseen` are those that the
@@ -39,7 +39,7 @@ struct StreamState {
     uint32_t number;
     uint64_t cost, operations;  // issued before it
   };
-  StreamWords words;       // zero until the first mark or gate
+  StreamWords words;  // zero until the first mark or gate
   uint32_t word_base = 0;
   uint32_t marks = 0;
   uint64_t marked_cost = 0, marked_operations = 0;
@@ -57,7 +57,7 @@ struct ContextState {
   bool primary = false;
   bool alive = true;
   std::shared_ptr<StreamState> legacy;
-  std::vector<std::shared_ptr<StreamState>> streams;  // living ones, without the legacy stream
+  std::vector<std::shared_ptr<StreamState>> streams;   // living ones, without the legacy stream
   std::vector<std::shared_ptr<StreamState>> retiring;  // destroyed, maybe still running
   std::unique_ptr<Arena> arena;                        // made on first use
   CUstream upload_stream = nullptr, download_stream = nullptr;  // internal, made with the arena

@@ -49,8 +49,8 @@ void Output::Drain(int index) {
 
 void Output::Loop() {
   while (true) {
-    pollfd fds[] = {{pipes_[0].get(), POLLIN, 0}, {pipes_[1].get(), POLLIN, 0},
-                    {stop_.get(), POLLIN, 0}};
+    pollfd fds[] = {
+        {pipes_[0].get(), POLLIN, 0}, {pipes_[1].get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     if (poll(fds, 3, -1) < 0) continue;
     if (fds[2].revents != 0) return;
     std::lock_guard lock(mutex_);

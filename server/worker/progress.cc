@@ -134,8 +134,8 @@ bool Progress::Tell(bool all) {
   for (const auto& stream : untold_) {
     if (entries.size() == kMost) return false;
     if (stream->finished == stream->told) continue;
-    ProgressEntry entry = {ProgressKind::kStream, stream->handle.generation(),
-                           stream->handle.id(), stream->finished};
+    ProgressEntry entry = {ProgressKind::kStream, stream->handle.generation(), stream->handle.id(),
+                           stream->finished};
     if (stream->handle == kLegacyStream) {
       auto context = stream->context.lock();
       if (context == nullptr) continue;

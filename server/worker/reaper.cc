@@ -57,7 +57,8 @@ bool Reaper::TryRun(ReapJob& job) {
 }
 
 void Reaper::Loop() {
-  constexpr auto kShortest = std::chrono::microseconds(50), kLongest = std::chrono::microseconds(2000);
+  constexpr auto kShortest = std::chrono::microseconds(50),
+                 kLongest = std::chrono::microseconds(2000);
   auto pause = kShortest;
   std::vector<std::shared_ptr<ReapJob>> waiting;
   std::unique_lock lock(mutex_);

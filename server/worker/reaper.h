@@ -1,8 +1,8 @@
 // Frees what may synchronise: the driver's cuMemFree and cuModuleUnload wait until the device is
-// idle. A free is posted by the client, so the dispatch thread records an event in every busy stream
-// of the context and hands the free over; this thread waits for the events and then frees, so its
-// own call finds nothing to wait for. Frees overtake each other: one behind a long kernel does not
-// hold up one of another context.
+// idle. A free is posted by the client, so the dispatch thread records an event in every busy
+// stream of the context and hands the free over; this thread waits for the events and then frees,
+// so its own call finds nothing to wait for. Frees overtake each other: one behind a long kernel
+// does not hold up one of another context.
 #pragma once
 
 #include <cuda.h>

@@ -120,6 +120,9 @@ struct Transfers::Transfer {
   }
 };
 
+Transfers::Transfers(Worker& worker) : worker_(worker) {}
+Transfers::~Transfers() = default;
+
 CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
                            std::span<const std::byte> inlined) {
   CUstream stream;
@@ -131,9 +134,9 @@ CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
       !ShapeIsSane(command.width, command.height, command.host_pitch)) {
     return call.Malformed("An upload has an impossible shape.");
   }
-  bool fine = call.Stream(command.stream, &stream) &&
-              call.DeviceRange2D(command.target, command.target_pitch, command.width,
-                                 command.height);
+  bool fine =
+      call.Stream(command.stream, &stream) &&
+      call.DeviceRange2D(command.target, command.target_pitch, command.width, command.height);
   if (!fine || command.width == 0 || command.height == 0) {
     if (staged) worker_.progress().ReleaseStagingSlot(command.slot);
     return fine ? CUDA_SUCCESS : call.error();
@@ -369,18 +372,17 @@ CUresult Transfers::CopyOnDevice(Transfer& transfer, Piece& piece) {
   if (CUresult result = worker_.MakeCurrent(transfer.context); result != CUDA_SUCCESS) {
     return result;
   }
-  const CUdeviceptr device =
-      transfer.device + piece.row * transfer.device_pitch + piece.column;
+  const CUdeviceptr device = transfer.device + piece.row * transfer.device_pitch + piece.column;
   const CUstream stream = transfer.copy_stream();
   const CUresult copied =
       transfer.upload ? ToDevice(driver, device, transfer.device_pitch, arena.chunk(piece.chunk),
                                  piece.stride, piece.width, piece.rows, stream)
-                      : FromDevice(driver, arena.chunk(piece.chunk), device,
-                                   transfer.device_pitch, piece.width, piece.rows, stream);
+                      : FromDevice(driver, arena.chunk(piece.chunk), device, transfer.device_pitch,
+                                   piece.width, piece.rows, stream);
   if (copied != CUDA_SUCCESS) return copied;
   piece.number = ++transfer.copies_issued();
-  const WordIndex word = transfer.upload ? transfer.context->upload_word
-                                         : transfer.context->download_word;
+  const WordIndex word =
+      transfer.upload ? transfer.context->upload_word : transfer.context->download_word;
   return driver.cuStreamWriteValue32_v2(stream, arena.DeviceAddress(word), piece.number, 0);
 }
 
@@ -422,8 +424,9 @@ bool Transfers::MovePiece(Transfer& transfer, Piece& piece) {
       bool moved = IssueMoves(transfer, piece);
       if (piece.moves_done < piece.moves) return moved;
     } else if (transfer.upload) {
-      memcpy(context.arena->chunk(piece.chunk), transfer.bytes.data() + piece.column +
-             piece.row * transfer.width, piece.rows * piece.width);
+      memcpy(context.arena->chunk(piece.chunk),
+             transfer.bytes.data() + piece.column + piece.row * transfer.width,
+             piece.rows * piece.width);
     } else {
       memcpy(transfer.bytes.data() + piece.column + piece.row * transfer.width,
              context.arena->chunk(piece.chunk), piece.rows * piece.width);
@@ -489,9 +492,8 @@ bool Transfers::Advance(Transfer& transfer) {
     return true;
   });
   if (transfer.upload && transfer.all_started && !transfer.pulled &&
-      std::all_of(transfer.pieces.begin(), transfer.pieces.end(), [](const Piece& piece) {
-        return piece.state != Piece::State::kMoving;
-      })) {
+      std::all_of(transfer.pieces.begin(), transfer.pieces.end(),
+                  [](const Piece& piece) { return piece.state != Piece::State::kMoving; })) {
     SayPulled(transfer);
     moved = true;
   }

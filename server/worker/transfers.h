@@ -38,7 +38,8 @@ class Worker;
 
 class Transfers {
  public:
-  explicit Transfers(Worker& worker) : worker_(worker) {}
+  explicit Transfers(Worker& worker);
+  ~Transfers();
 
   CUresult Upload(CallContext& call, const UploadCommand& command,
                   std::span<const std::byte> inlined);
@@ -73,8 +74,8 @@ class Transfers {
   void SayPulled(Transfer& transfer);
   void SayDone(Transfer& transfer);
 
-  static constexpr size_t kDepth = 8;           // pieces of one transfer under way
-  static constexpr uint32_t kMostMoves = 256;   // Gets or Puts of one piece under way
+  static constexpr size_t kDepth = 8;          // pieces of one transfer under way
+  static constexpr uint32_t kMostMoves = 256;  // Gets or Puts of one piece under way
 
   Worker& worker_;
   std::list<Transfer> transfers_;  // in the order of their calls

@@ -23,8 +23,8 @@ CUresult Waits::ForStreams(CallContext& call, const std::shared_ptr<ContextState
   for (const auto& stream : streams) {
     worker_.progress().Mark(stream);
     CUevent event = worker_.TakeEvent(*context);
-    const CUresult result = event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
-                                             : driver.cuEventRecord(event, stream->stream);
+    const CUresult result =
+        event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : driver.cuEventRecord(event, stream->stream);
     if (event != nullptr) wait.events.push_back(event);
     if (result != CUDA_SUCCESS) {
       for (CUevent taken : wait.events) worker_.ReturnEvent(*context, taken);

@@ -266,10 +266,8 @@ void Worker::Dispatch(std::span<const std::byte> frame) {
   }
   if (result == kDeferred) return;
   if (token.needed && !call.reply().ok()) result = CUDA_ERROR_INVALID_VALUE;  // it has no room
-  const std::span<const std::byte> body(reply_space_.get(),
-                                        result == CUDA_SUCCESS || call.keeps_body()
-                                            ? call.reply().used()
-                                            : 0);
+  const std::span<const std::byte> body(
+      reply_space_.get(), result == CUDA_SUCCESS || call.keeps_body() ? call.reply().used() : 0);
   Answer(token, result, body);
 }
 
@@ -281,8 +279,8 @@ void Worker::Answer(const ReplyToken& token, CUresult result, std::span<const st
     return;
   }
   if (result == CUDA_SUCCESS) return;
-  LOG_DEBUG("dispatch", "A posted call (function 0x%x) of thread %u fails with %s.",
-            token.function, token.thread, ErrorName(driver_, result));
+  LOG_DEBUG("dispatch", "A posted call (function 0x%x) of thread %u fails with %s.", token.function,
+            token.thread, ErrorName(driver_, result));
   pending_errors_.emplace(token.thread, result);  // the first one counts
 }
 

@@ -57,8 +57,8 @@ class Worker : public transport::Handler {
          std::unique_ptr<transport::Connection> connection);
   ~Worker() override;
 
-  // Serves until the session ends. True if the client ended it, false if it was malformed, silent or
-  // broken; one log line has been written.
+  // Serves until the session ends. True if the client ended it, false if it was malformed, silent
+  // or broken; one log line has been written.
   bool Run();
   // Makes Run return. From any thread.
   void Stop();
@@ -148,8 +148,8 @@ class Worker : public transport::Handler {
   std::vector<HandlerEntry> handlers_;  // sorted by id
   std::shared_ptr<ContextState> current_;
   bool primary_busy_[kMaxDevices] = {};
-  std::deque<std::vector<std::byte>> held_;  // frames behind one that must wait
-  uint64_t received_ = 0;                    // newest sequence
+  std::deque<std::vector<std::byte>> held_;                // frames behind one that must wait
+  uint64_t received_ = 0;                                  // newest sequence
   std::unordered_map<uint32_t, CUresult> pending_errors_;  // by thread
   std::unique_ptr<std::byte[]> reply_space_;
   int64_t heard_ns_ = 0, said_ns_ = 0;
