@@ -1,4 +1,5 @@
 // The instruction table: rows with their patterns expanded, by mnemonic.
+#include <cstdlib>
 #include <string>
 
 #include "simgpu/exec/decode.h"
@@ -87,8 +88,13 @@ uint32_t ModifierFlags(std::string_view mnemonic) {
 }
 
 const HandlerSet& BestHandlers() {
-  static const bool modern = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                             __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+  // SIMGPU_ISA=v2 asks for the older set, to test it.
+  static const bool modern = [] {
+    const char* wish = std::getenv("SIMGPU_ISA");
+    if (wish && std::string_view(wish) == "v2") return false;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+  }();
   return modern ? v3::Handlers() : v2::Handlers();
 }
 
