@@ -218,7 +218,7 @@ int Main(int argc, char** argv) {
     std::memcpy(from.data() + i, &state, 8);
   }
   std::vector<double> raw_bulk, get, put;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 5; ++i) {
     raw_bulk.push_back(RawBulk(from, to));
     get.push_back(Bulk(from, to, true));
     put.push_back(Bulk(from, to, false));

@@ -323,6 +323,23 @@ TEST_CASE("deregistration does not wait for a peer that stops in the middle of a
   CHECK(AllAre(memory, std::byte{2}));
 }
 
+TEST_CASE("a live peer that does not read for many timeouts keeps its connection", "[tcp][close]") {
+  Sockets control, bulk;
+  TcpOptions options;
+  options.peer_timeout_ms = 100;
+  auto connection = Adopt(std::move(control.a), std::move(bulk.a), options);
+  std::vector<std::byte> memory(32 << 20);
+  auto region = connection->Register(memory.data(), memory.size(), Access::kPeerReads);
+  REQUIRE(region);
+  REQUIRE(connection->Put(**region, 0, (*region)->key(), 0, memory.size(), 1) == Outcome::kOk);
+  const int64_t end = NowNanoseconds() + 1'500'000'000;
+  while (NowNanoseconds() < end && !connection->closed()) {
+    TrySend(*connection, 60'000, 0, kNone);
+    poll(nullptr, 0, 1);
+  }
+  CHECK(connection->close_reason() == "");
+}
+
 #ifndef __SANITIZE_THREAD__  // tsan does not follow a multi-threaded program through fork
 TEST_CASE("a killed peer process ends the connection and its moves", "[tcp][fork]") {
   Sockets control, bulk;

@@ -1,13 +1,12 @@
 // The bulk plane of a tcp connection: moves between registered memories over a socket of its own,
 // so that a large copy never delays a call.
 //
-// One thread per end drives the socket without blocking, in both roles:
+// One thread per end drives the socket without blocking, in both roles (a submitter stands in for
+// it while it sleeps, for small moves):
 //   active   cuts this end's Gets and Puts into chunks, keeps a window of them under way,
-//   round-robin
-//            over the moves, and reports each move when its last chunk is answered;
-//   passive  answers the peer's chunks. Each chunk carries key and ranges and is checked on its
-//   own, so this side remembers nothing about moves and a hostile peer can make it
-//            remember nothing.
+//            round-robin over the moves, and reports each move when its last chunk is answered;
+//   passive  answers the peer's chunks. Each chunk carries key and ranges and is checked by itself,
+//            so this side remembers nothing about moves and no peer can make it.
 // The bytes go between socket and registered memory directly. Each recv or send is made under the
 // region's mutex (see region_table.h). When memory is deregistered between two of them, the rest of
 // the chunk is received into, or sent from, a scrap buffer, and the chunk is answered kRefused.
@@ -153,7 +152,7 @@ class BulkEngine {
   Chunk* FindChunk(const BulkHeader& header);
   void Spoil(Move& move, BulkStatus status);
   void FinishIfDone(Move& move);
-  void PeerLeft();
+  void PeerLeft(int error);  // an errno, or 0 for an orderly end
   void Violation(const std::string& what);
   void WatchPeer();
   bool PeerSilent(int fd) const;
@@ -174,7 +173,9 @@ class BulkEngine {
   size_t unfinished_ = 0;                        // under submit_mutex_
   bool accepting_ = true;                        // under submit_mutex_
 
-  // The thread's own.
+  // Held by whoever drives the machine: the thread, except while it sleeps in poll(), or a
+  // submitter in that time. Everything below is under it.
+  std::mutex turn_mutex_;
   std::unordered_map<Move*, std::unique_ptr<Move>> moves_;
   std::deque<Move*> to_issue_;  // moves with bytes not yet in chunks
   std::vector<Chunk> chunks_;
