@@ -22,8 +22,9 @@ def _direct(variant):
 
 
 @case
-def direct(variant):
-    _direct(variant)
+def direct():
+    for variant in VARIANTS:
+        _direct(variant)
 
 
 @case
