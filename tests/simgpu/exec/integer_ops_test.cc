@@ -59,7 +59,8 @@ TEST_CASE("two-operand integer arithmetic", "[simgpu][integer]") {
       for (bool sign : {true, false})
         CheckOp(
             std::string(op.name) + (sign ? ".s" : ".u") + std::to_string(w.bits) + " {0}, {1}, {2}",
-            ShapeOf(w.letter, 2), Rows2(*w.values, *w.values), [&](uint64_t a, uint64_t b, uint64_t) {
+            ShapeOf(w.letter, 2), Rows2(*w.values, *w.values),
+            [&](uint64_t a, uint64_t b, uint64_t) {
               return Cut(op.f(Extend(a, w.bits, sign), Extend(b, w.bits, sign), w.bits, sign),
                          w.bits);
             });
@@ -139,10 +140,11 @@ TEST_CASE("logic, negation and shifts", "[simgpu][integer]") {
             [&](uint64_t x, uint64_t, uint64_t) { return uint64_t{x == 0}; });
     CheckOp("neg" + s + " {0}, {1}", ShapeOf(w.letter, 1), ones,
             [&](uint64_t x, uint64_t, uint64_t) { return Cut(0 - x, w.bits); });
-    CheckOp("abs" + s + " {0}, {1}", ShapeOf(w.letter, 1), ones, [&](uint64_t x, uint64_t, uint64_t) {
-      i128 v = Extend(x, w.bits, true);
-      return Cut(v < 0 ? -v : v, w.bits);
-    });
+    CheckOp("abs" + s + " {0}, {1}", ShapeOf(w.letter, 1), ones,
+            [&](uint64_t x, uint64_t, uint64_t) {
+              i128 v = Extend(x, w.bits, true);
+              return Cut(v < 0 ? -v : v, w.bits);
+            });
     std::string shape = ShapeOf(w.letter, 1) + "i";
     auto shifts = Rows2(*w.values, kAmounts);
     CheckOp("shl" + b + " {0}, {1}, {2}", shape, shifts, [&](uint64_t x, uint64_t n, uint64_t) {

@@ -33,7 +33,8 @@ extern "C" __global__ void matmul32(float* c, const float* a, const float* b, in
 extern "C" __global__ void reduce(const int* in, int* out, int n) {
   __shared__ int part[32];
   int sum = 0;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += in[i];
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    sum += in[i];
   for (int d = 16; d; d >>= 1) sum += __shfl_down_sync(~0u, sum, d);
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
   __syncthreads();
@@ -83,8 +84,12 @@ extern "C" __global__ void nbody(const float4* in, float4* out, int n) {
 __device__ __noinline__ int fibonacci(int n) {
   return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2);
 }
-__device__ __noinline__ int twice(int n) { return 2 * n; }
-__device__ __noinline__ int negative(int n) { return -n; }
+__device__ __noinline__ int twice(int n) {
+  return 2 * n;
+}
+__device__ __noinline__ int negative(int n) {
+  return -n;
+}
 __device__ int table[4] = {1, 20, 300};
 __constant__ float factors[2] = {1.5f, 2.5f};
 __device__ const char* names[2] = {"even", "odd"};
@@ -95,7 +100,9 @@ struct Mixed {
   int n;
 };
 
-extern "C" __global__ void calls(int* out) { out[threadIdx.x] = fibonacci(threadIdx.x % 12); }
+extern "C" __global__ void calls(int* out) {
+  out[threadIdx.x] = fibonacci(threadIdx.x % 12);
+}
 extern "C" __global__ void indirect(int* out, int which) {
   int (*f)(int) = (threadIdx.x + which) % 3 == 0   ? fibonacci
                   : (threadIdx.x + which) % 3 == 1 ? twice
@@ -117,7 +124,9 @@ extern "C" __global__ void print(int n, double d) {
     printf("%s %d|%5u|%-4d|%08.3f|%lld|%c|%x|%%|%e\n", names[threadIdx.x & 1], n + (int)threadIdx.x,
            7u, -3, d, 1234567890123LL, 'x', 255, d);
 }
-extern "C" __global__ void check(int n) { assert(n > (int)threadIdx.x); }
+extern "C" __global__ void check(int n) {
+  assert(n > (int)threadIdx.x);
+}
 
 // Waiting for each other inside a warp: what needs independent thread scheduling.
 extern "C" __global__ void warp_lock(int* lock, int* count) {
@@ -181,8 +190,11 @@ extern "C" __global__ void barrier_loop(int* out, int n) {
       count = __syncthreads_count(t % 3 == 0);
   out[t] = x[t] + 1000000 * any + 2000000 * all + 10000 * count;
 }
-extern "C" __global__ void out_of_bounds(int* p, int index) { p[index + threadIdx.x] = 1; }
-extern "C" __global__ void atomics(unsigned* u, int* s, float* f, double* d, unsigned long long* l) {
+extern "C" __global__ void out_of_bounds(int* p, int index) {
+  p[index + threadIdx.x] = 1;
+}
+extern "C" __global__ void atomics(unsigned* u, int* s, float* f, double* d,
+                                   unsigned long long* l) {
   int t = threadIdx.x;
   atomicAdd(&u[0], t);
   atomicMax(&u[1], t * 7 % 64);
