@@ -117,13 +117,14 @@ void Run(Context& context, const Function& function, const Shape& shape,
   request.print = [](void* user, std::string_view text) {
     static_cast<Context*>(user)->Print(text);
   };
+  request.print_error = [](void*, std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  };
   request.print_user = &context;
   const LaunchResult result = function.kernel().Launch(request);
   const CUresult error = ResultOf(result.fault);
   if (error == CUDA_SUCCESS) return;
-  if (result.fault == Fault::kAssert) {
-    std::fprintf(stderr, "%s\n", result.message.c_str());  // as the device's own message reads
-  } else {
+  if (result.fault != Fault::kAssert) {  // an assertion has spoken for itself
     LogWarning("Kernel (%s) fails with error %d: %s", function.info().name.c_str(), error,
                result.message.c_str());
   }

@@ -92,6 +92,8 @@ struct LaunchRequest {
   const std::atomic<bool>* stop = nullptr;  // polled at back edges; may be null
   // Kernel printf: called with finished text, possibly from inside Launch; may be null.
   void (*print)(void* user, std::string_view text) = nullptr;
+  // What the device says on stderr: the message of an assertion, one call per thread; may be null.
+  void (*print_error)(void* user, std::string_view text) = nullptr;
   void* print_user = nullptr;
 };
 

@@ -203,7 +203,7 @@ void Assert(Context& c, const Inst& i, uint32_t mask, const CallSite& site) {
     return;
   uint32_t line = static_cast<uint32_t>(Argument(c, site, 2, lane));
   // What the CUDA driver prints, for each thread that failed.
-  if (c.engine->request().print) {
+  if (c.engine->request().print_error) {
     for (uint32_t m = mask; m; m &= m - 1) {
       uint32_t l = static_cast<uint32_t>(__builtin_ctz(m));
       std::string text =
@@ -212,7 +212,7 @@ void Assert(Context& c, const Inst& i, uint32_t mask, const CallSite& site) {
           std::to_string(c.block->id[2]) + "], thread: [" + std::to_string(c.warp->tid[0][l]) +
           "," + std::to_string(c.warp->tid[1][l]) + "," + std::to_string(c.warp->tid[2][l]) +
           "] Assertion `" + condition + "` failed.\n";
-      c.engine->request().print(c.engine->request().print_user, text);
+      c.engine->request().print_error(c.engine->request().print_user, text);
     }
   }
   c.engine->SetFault(

@@ -158,6 +158,9 @@ struct Module {
     request.print = [](void* user, std::string_view text) {
       static_cast<Module*>(user)->printed.append(text);
     };
+    request.print_error = [](void* user, std::string_view text) {
+      static_cast<Module*>(user)->printed_error.append(text);
+    };
     request.print_user = this;
     return kernel->Launch(request);
   }
@@ -165,7 +168,7 @@ struct Module {
   TestMemory memory;
   LoadError error{};
   std::unique_ptr<Program> program;
-  std::string printed;
+  std::string printed, printed_error;
 };
 
 inline std::string ReadFile(const std::string& path) {

@@ -195,9 +195,9 @@ TEST_CASE("a failed assertion faults and says where", "[simgpu]") {
   RequireNoFault(m.Run("check", Blocks(1, 32), Arguments(32)));
   LaunchResult result = m.Run("check", Blocks(1, 32), Arguments(31));
   REQUIRE(result.fault == Fault::kAssert);
-  REQUIRE(
-      m.printed.find("block: [0,0,0], thread: [31,0,0] Assertion `n > (int)threadIdx.x` failed.") !=
-      std::string::npos);
+  REQUIRE(m.printed_error.find(
+              "block: [0,0,0], thread: [31,0,0] Assertion `n > (int)threadIdx.x` failed.") !=
+          std::string::npos);
 }
 
 TEST_CASE("threads of a warp may wait for each other", "[simgpu]") {
