@@ -11,7 +11,7 @@
 
 namespace {
 
-enum Allowed { kHandle, kContextError, kValue };
+enum Allowed { kHandle, kContextError, kValue, kDevice, kPinned };
 
 int calls = 0;
 
@@ -27,6 +27,12 @@ void Judge(const char* text, const char* kind, Allowed allowed, CUresult result)
     case kContextError:
       right = result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
               result == CUDA_ERROR_INVALID_VALUE;
+      break;
+    case kDevice:
+      right = result == CUDA_ERROR_INVALID_DEVICE;
+      break;
+    case kPinned:
+      right = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
       break;
     case kValue:
       right = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE;
@@ -64,6 +70,11 @@ void Streams(const Gpu& gpu, CUdeviceptr memory, CUevent event) {
   std::vector<Bad<CUstream>> bad = Garbage<CUstream>();
   bad.push_back({"freed", freed});
   bad.push_back({"foreign (an event)", reinterpret_cast<CUstream>(event)});
+  CUmemoryPool pool;
+  CUdeviceptr stream_ordered;
+  CHECK(cuDeviceGetDefaultMemPool(&pool, gpu.device));
+  CHECK(cuMemAllocAsync(&stream_ordered, 64, nullptr));
+  CHECK(cuCtxSynchronize());
   for (const auto& [kind, stream] : bad) {
     char host[64] = {};
     int number = 0;
@@ -90,8 +101,32 @@ void Streams(const Gpu& gpu, CUdeviceptr memory, CUevent event) {
     TRY(kHandle, cuMemsetD32Async(memory, 0, 64, stream));
     TRY(kHandle, cuMemsetD2D8Async(memory, 64, 0, 16, 4, stream));
     TRY(kHandle, cuMemAllocAsync(&allocated, 64, stream));
+    TRY(kHandle, cuMemsetD2D16Async(memory, 64, 0, 16, 4, stream));
+    TRY(kHandle, cuMemsetD2D32Async(memory, 64, 0, 16, 4, stream));
+    CUDA_MEMCPY2D copy = {};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = memory;
+    copy.dstDevice = memory + 1024;
+    copy.WidthInBytes = copy.srcPitch = copy.dstPitch = 64;
+    copy.Height = 4;
+    TRY(kHandle, cuMemcpy2DAsync(&copy, stream));
+    TRY(kHandle, cuMemAllocFromPoolAsync(&allocated, 64, pool, stream));
+    TRY(kHandle, cuMemFreeAsync(stream_ordered, stream));
+    CUstreamCaptureStatus capture;
+    CUdevice device;
+    TRY(kHandle, cuStreamIsCapturing(stream, &capture));
+    TRY(kHandle, cuStreamGetDevice(stream, &device));
+    CUlaunchConfig config = {};
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    config.hStream = stream;
+    TRY(kHandle, cuLaunchKernelEx(&config, gpu.kernels.nothing, nullptr, nullptr));
+    TRY(kHandle,
+        cuLaunchCooperativeKernel(gpu.kernels.nothing, 1, 1, 1, 1, 1, 1, 0, stream, nullptr));
     TRY(kHandle, Launch(gpu.kernels.nothing, 1, 1, stream, {}));
   }
+  CHECK(cuMemFreeAsync(stream_ordered, nullptr));
+  CHECK(cuCtxSynchronize());
 }
 
 void Events(CUstream stream) {
@@ -135,6 +170,9 @@ void ModulesAndFunctions(CUstream stream) {
     size_t bytes = 0;
     TRY(kHandle, cuModuleGetFunction(&function, module, "Nothing"));
     TRY(kHandle, cuModuleGetGlobal(&address, &bytes, module, "nothing"));
+    unsigned count = 0;
+    TRY(kHandle, cuModuleGetFunctionCount(&count, module));
+    TRY(kHandle, cuModuleEnumerateFunctions(&function, 1, module));
     TRY(kHandle, cuModuleUnload(module));
   }
   std::vector<Bad<CUfunction>> functions = Garbage<CUfunction>();
@@ -155,7 +193,20 @@ void ModulesAndFunctions(CUstream stream) {
     TRY(kHandle, cuFuncGetModule(&module, function));
     TRY(kHandle, cuFuncGetName(&name, function));
     TRY(kHandle, cuFuncGetParamInfo(function, 0, &offset, &size));
+    CUfunctionLoadingState state;
+    size_t bytes = 0;
+    int other = 0;
+    CUlaunchConfig config = {};
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    TRY(kHandle, cuLaunchKernelEx(&config, function, nullptr, nullptr));
+    TRY(kHandle, cuFuncIsLoaded(&state, function));
+    TRY(kHandle, cuFuncLoad(function));
     TRY(kHandle, cuOccupancyMaxActiveBlocksPerMultiprocessor(&number, function, 128, 0));
+    TRY(kHandle,
+        cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&number, function, 128, 0, 0));
+    TRY(kHandle, cuOccupancyMaxPotentialBlockSize(&number, &other, function, nullptr, 0, 0));
+    TRY(kHandle, cuOccupancyAvailableDynamicSMemPerBlock(&bytes, function, 1, 128));
   }
 }
 
@@ -177,6 +228,9 @@ void LibrariesAndKernels(CUdevice device, CUstream stream) {
     TRY(kHandle, cuLibraryGetKernel(&kernel, library, "Nothing"));
     TRY(kHandle, cuLibraryGetModule(&module, library));
     TRY(kHandle, cuLibraryGetGlobal(&address, &bytes, library, "nothing"));
+    unsigned count = 0;
+    TRY(kHandle, cuLibraryGetKernelCount(&count, library));
+    TRY(kHandle, cuLibraryEnumerateKernels(&kernel, 1, library));
     TRY(kHandle, cuLibraryUnload(library));
   }
   std::vector<Bad<CUkernel>> kernels = Garbage<CUkernel>();
@@ -196,6 +250,8 @@ void LibrariesAndKernels(CUdevice device, CUstream stream) {
     TRY(kHandle, cuKernelGetLibrary(&library, kernel));
     TRY(kHandle, cuKernelGetName(&name, kernel));
     TRY(kHandle, cuKernelGetParamInfo(kernel, 0, &offset, &size));
+    TRY(kHandle, cuKernelSetCacheConfig(kernel, CU_FUNC_CACHE_PREFER_L1, device));
+    TRY(kHandle, Launch(reinterpret_cast<CUfunction>(kernel), 1, 1, stream, {}));
   }
 }
 
@@ -216,6 +272,9 @@ void Contexts(const Gpu& gpu, CUstream stream) {
     TRY(kContextError, cuCtxDestroy(context));
     TRY(kContextError, cuCtxGetApiVersion(context, &version));
     TRY(kContextError, cuCtxGetId(context, &id));
+    CUdevice device;
+    TRY(kContextError, cuCtxSynchronize_v2(context));
+    TRY(kContextError, cuCtxGetDevice_v2(&device, context));
     CUcontext current = nullptr;
     CHECK(cuCtxGetCurrent(&current));
     EXPECT(current == gpu.context, "A bad context changes which one is current.");
@@ -237,6 +296,55 @@ void Pools(const Gpu& gpu, CUstream stream) {
     TRY(kValue, cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
     TRY(kValue, cuMemAllocFromPoolAsync(&address, 64, pool, stream));
     TRY(kValue, cuDeviceSetMemPool(gpu.device, pool));
+  }
+}
+
+// A device is a number; every function that takes one checks it.
+void Devices(const Gpu& gpu) {
+  const Bad<CUdevice> bad[] = {{"ordinal that does not exist", 1000}, {"negative ordinal", -1}};
+  for (const auto& [kind, device] : bad) {
+    int number = 0, other = 0;
+    size_t bytes = 0;
+    unsigned flags = 0;
+    char name[64];
+    CUuuid uuid;
+    CUcontext context;
+    CUmemoryPool pool;
+    CUdevprop properties;
+    TRY(kDevice, cuDeviceGet(&number, device));
+    TRY(kDevice, cuDeviceGetName(name, sizeof name, device));
+    TRY(kDevice, cuDeviceGetUuid(&uuid, device));
+    TRY(kDevice, cuDeviceTotalMem(&bytes, device));
+    TRY(kDevice, cuDeviceGetAttribute(&number, CU_DEVICE_ATTRIBUTE_WARP_SIZE, device));
+    TRY(kDevice, cuDeviceGetPCIBusId(name, sizeof name, device));
+    TRY(kDevice, cuDeviceGetProperties(&properties, device));
+    TRY(kDevice, cuDeviceComputeCapability(&number, &other, device));
+    TRY(kDevice, cuDeviceCanAccessPeer(&number, gpu.device, device));
+    TRY(kDevice, cuDeviceGetDefaultMemPool(&pool, device));
+    TRY(kDevice, cuDeviceGetMemPool(&pool, device));
+    TRY(kDevice, cuDevicePrimaryCtxRetain(&context, device));
+    TRY(kDevice, cuDevicePrimaryCtxRelease(device));
+    TRY(kDevice, cuDevicePrimaryCtxReset(device));
+    TRY(kDevice, cuDevicePrimaryCtxGetState(device, &flags, &number));
+    TRY(kDevice, cuDevicePrimaryCtxSetFlags(device, 0));
+    TRY(kDevice, cuCtxCreate(&context, nullptr, 0, device));
+  }
+}
+
+// Pinned memory is known by its address.
+void PinnedMemory() {
+  static char memory[8192];
+  void* freed = nullptr;
+  CHECK(cuMemHostAlloc(&freed, 4096, 0));
+  CHECK(cuMemFreeHost(freed));
+  const Bad<void*> bad[] = {{"never pinned", memory}, {"null", nullptr}, {"freed", freed}};
+  for (const auto& [kind, address] : bad) {
+    unsigned flags = 0;
+    CUdeviceptr on_device;
+    if (address != nullptr) TRY(kPinned, cuMemFreeHost(address));  // NULL is not documented
+    TRY(kPinned, cuMemHostUnregister(address));
+    TRY(kPinned, cuMemHostGetFlags(&flags, address));
+    TRY(kPinned, cuMemHostGetDevicePointer(&on_device, address, 0));
   }
 }
 
@@ -275,6 +383,8 @@ int main() {
   Contexts(gpu, stream);
   Pools(gpu, stream);
   OtherContext(gpu, stream);
+  Devices(gpu);
+  PinnedMemory();
 
   int value = 0;  // and everything is as it was
   CHECK(Launch(gpu.kernels.increment, 1, 1, stream, {&memory}));
