@@ -32,6 +32,9 @@ class Client;
 class Session;
 struct ContextRecord;
 struct StreamRecord;
+struct ThreadState;
+struct OutgoingCall;
+struct ReplyWaiter;
 
 class Call {
  public:
@@ -43,7 +46,6 @@ class Call {
   };
   // Counts the call under this function's name.
   Call(Function function, Need need);
-  ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -59,6 +61,8 @@ class Call {
   Client& client() const { return *client_; }
   Session& session() const { return *session_; }        // with kContext, or after Device()
   ContextRecord& context() const { return *context_; }  // with kContext
+  ThreadState& thread() const { return *thread_; }      // once ready
+  StreamRecord* stream() const { return stream_; }      // the one given to Stream()
 
   // Argument checks, in the words of the spec. A wire value of 0 means the null handle.
   bool Out(const void* pointer);  // a pointer that must not be NULL: CUDA_ERROR_INVALID_VALUE
@@ -111,14 +115,30 @@ class Call {
   CUresult InvokeBytes(uint32_t function, const void* command, size_t bytes,
                        std::span<const std::span<const std::byte>> sections, void* reply,
                        size_t reply_bytes, std::vector<std::byte>* tail);
+  // The window's count of the stream after the last Post that had a cost: what its progress has to
+  // reach before that operation is finished.
+  uint64_t issued() const { return issued_; }
+  // The last Post was a synchronous upload on the legacy stream: see OrderAfterUploads.
+  void UploadPosted();
+  // The whole reply goes to memory of exactly its size (inline downloads).
+  CUresult InvokeInto(uint32_t function, const void* command, size_t bytes,
+                      std::span<std::byte> target);
 
  private:
+  CUresult Exchange(uint32_t function, const void* command, size_t bytes,
+                    std::span<const std::span<const std::byte>> sections, ReplyWaiter* waiter);
+  bool Fits(const OutgoingCall& call);
+  CUresult OrderAfterUploads();
+  CUresult Noted(CUresult result);
+
   const Function function_;
   CUresult result_ = CUDA_SUCCESS;
   Client* client_ = nullptr;
   Session* session_ = nullptr;
-  ContextRecord* context_ = nullptr;
+  ContextRecord* context_ = nullptr;  // the current one, if it is alive
+  ThreadState* thread_ = nullptr;
   StreamRecord* stream_ = nullptr;  // from Stream(), for the window
+  uint64_t issued_ = 0;
 };
 
 }  // namespace penstock::interposer

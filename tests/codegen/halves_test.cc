@@ -100,7 +100,6 @@ CUevent Event(uint64_t bits) {
 namespace interposer {
 
 Call::Call(Function function, Need) : function_(function) {}
-Call::~Call() = default;
 bool Call::Out(const void* pointer) {
   return pointer != nullptr || Refuse(CUDA_ERROR_INVALID_VALUE);
 }

@@ -1,0 +1,262 @@
+#include "interposer/core/call.h"
+
+#include "common/log.h"
+#include "interposer/core/client.h"
+#include "interposer/core/session.h"
+
+namespace penstock::interposer {
+namespace {
+
+Handle HandleOf(const void* object) {
+  return Handle{reinterpret_cast<uint64_t>(object)};
+}
+
+// Errors after which CUDA says of the context that it must be destroyed.
+bool IsSticky(CUresult error) {
+  switch (error) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Call::Call(Function function, Need need) : function_(function) {
+  CountersOf(function).calls.fetch_add(1, std::memory_order_relaxed);
+  client_ = Client::Get();
+  if (client_ == nullptr) {
+    if (need != kNothing) result_ = CUDA_ERROR_NOT_INITIALIZED;
+    return;
+  }
+  session_ = &client_->session();
+  thread_ = &ThisThread();
+  if (need == kNothing) return;
+  result_ = session_->state();
+  if (result_ != CUDA_SUCCESS) return;
+  const Handle current = thread_->current();
+  if (!current.null()) {
+    ContextRecord* const context = session_->FindContext(current);
+    if (context != nullptr && context->active.load(std::memory_order_acquire)) context_ = context;
+  }
+  if (need != kContext) return;
+  if (context_ == nullptr) {
+    result_ = current.null() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return;
+  }
+  result_ = context_->sticky.load(std::memory_order_relaxed);
+}
+
+// --- Checks -------------------------------------------------------------------------------------
+
+bool Call::Out(const void* pointer) {
+  return pointer != nullptr || Refuse(CUDA_ERROR_INVALID_VALUE);
+}
+
+bool Call::Device(CUdevice device, int32_t* wire) {
+  const interposer::Device* const found = client_->FindDevice(device);
+  if (found == nullptr) return Refuse(CUDA_ERROR_INVALID_DEVICE);
+  *wire = static_cast<int32_t>(found->wire);
+  return true;
+}
+
+bool Call::Context(CUcontext context, uint64_t* wire) {
+  const Handle handle = HandleOf(context);
+  const ContextRecord* const record = session_->FindContext(handle);
+  if (record == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
+  if (!record->active) return Refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  *wire = handle.bits;
+  return true;
+}
+
+bool Call::ContextOrCurrent(CUcontext context, uint64_t* wire) {
+  if (context != nullptr) return Context(context, wire);
+  if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
+  *wire = context_->handle.bits;
+  return true;
+}
+
+bool Call::Stream(CUstream stream, bool per_thread, uint64_t* wire) {
+  if (stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread)) {
+    if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
+    stream_ = &context_->legacy;
+    *wire = kLegacyStream.bits;
+    return true;
+  }
+  if (stream == nullptr || stream == CU_STREAM_PER_THREAD) {
+    if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
+    stream_ = client_->PerThreadStream(*thread_, *context_);
+    if (stream_ == nullptr) {
+      const CUresult state = session_->state();
+      return Refuse(state != CUDA_SUCCESS ? state : CUDA_ERROR_OUT_OF_MEMORY);
+    }
+  } else {
+    stream_ = session_->streams.Find(HandleOf(stream));
+    if (stream_ == nullptr) return Refuse(CUDA_ERROR_INVALID_HANDLE);
+  }
+  *wire = stream_->handle.bits;
+  return true;
+}
+
+bool Call::Event(CUevent event, uint64_t* wire) {
+  *wire = HandleOf(event).bits;
+  return session_->events.Find(HandleOf(event)) != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+bool Call::Module(CUmodule module, uint64_t* wire) {
+  *wire = HandleOf(module).bits;
+  return session_->modules.Find(HandleOf(module)) != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+bool Call::FunctionOrKernel(CUfunction function, uint64_t* wire) {
+  const Handle handle = HandleOf(function);
+  *wire = handle.bits;
+  return session_->functions.Find(handle) != nullptr || session_->kernels.Find(handle) != nullptr ||
+         Refuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+bool Call::Library(CUlibrary library, uint64_t* wire) {
+  *wire = HandleOf(library).bits;
+  return session_->libraries.Find(HandleOf(library)) != nullptr ||
+         Refuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+bool Call::Kernel(CUkernel kernel, uint64_t* wire) {
+  *wire = HandleOf(kernel).bits;
+  return session_->kernels.Find(HandleOf(kernel)) != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+bool Call::MemoryPool(CUmemoryPool pool, uint64_t* wire) {
+  // Only the default pools exist.
+  const Handle handle = HandleOf(pool);
+  for (const interposer::Device& device : client_->devices()) {
+    if (handle == DefaultMemoryPool(device.wire)) {
+      *wire = handle.bits;
+      return true;
+    }
+  }
+  return Refuse(CUDA_ERROR_INVALID_VALUE);
+}
+
+bool Call::DeviceRange(CUdeviceptr address, uint64_t bytes) {
+  return bytes == 0 || session_->plan.DeviceRange(address, bytes) ||
+         Refuse(CUDA_ERROR_INVALID_VALUE);
+}
+
+bool Call::DeviceRange2D(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height) {
+  if (width == 0 || height == 0) return true;
+  uint64_t rows = 0, bytes = 0;
+  if ((height > 1 && pitch < width) || __builtin_mul_overflow(pitch, height - 1, &rows) ||
+      __builtin_add_overflow(rows, width, &bytes)) {
+    return Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
+  return DeviceRange(address, bytes);
+}
+
+// --- Sending ------------------------------------------------------------------------------------
+
+// The server's limits are checked here first: what does not fit is the program's mistake.
+bool Call::Fits(const OutgoingCall& call) {
+  if (call.FrameBytes() <= session_->connection().caps().max_frame) return true;
+  LOG_WARNING("call", "The arguments of %s (%llu bytes) exceed the largest frame (%u).",
+              FunctionName(function_), static_cast<unsigned long long>(call.FrameBytes()),
+              session_->connection().caps().max_frame);
+  return false;
+}
+
+// A fault in a kernel spoils its context: later calls fail with it without asking the server.
+CUresult Call::Noted(CUresult result) {
+  if (__builtin_expect(IsSticky(result), false)) {
+    ContextRecord* const context = stream_ != nullptr ? stream_->context : context_;
+    if (context != nullptr) context->sticky = result;
+  }
+  return result;
+}
+
+void Call::UploadPosted() {
+  std::atomic<uint64_t>& last = context_->uploads_posted;
+  uint64_t seen = last.load(std::memory_order_relaxed);
+  while (seen < issued_ && !last.compare_exchange_weak(seen, issued_)) {
+  }
+}
+
+// A synchronous upload that was posted on the legacy stream is ordered before later work on all
+// streams that wait for that one. Those that do not must be held back until it is done.
+CUresult Call::OrderAfterUploads() {
+  if (stream_ == nullptr || (stream_->flags & CU_STREAM_NON_BLOCKING) == 0) return CUDA_SUCCESS;
+  ContextRecord& context = *stream_->context;
+  const uint64_t value = context.uploads_posted.load(std::memory_order_relaxed);
+  if (context.legacy.finished.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
+  OutgoingCall origin;
+  origin.thread = thread_->index;
+  return session_->WaitForProgress(origin, &context.legacy, value);
+}
+
+CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
+                         std::span<const std::span<const std::byte>> sections, uint32_t cost) {
+  if (session_->synchronous()) {
+    return InvokeBytes(function, command, bytes, sections, nullptr, 0, nullptr);
+  }
+  OutgoingCall call;
+  call.function = function;
+  call.context = context_ == nullptr ? 0 : context_->handle.bits;
+  call.thread = thread_->index;
+  call.cost = stream_ == nullptr ? 0 : cost;
+  call.command = command;
+  call.command_bytes = bytes;
+  call.sections = sections;
+  if (!Fits(call)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult ordered = OrderAfterUploads();
+  if (ordered != CUDA_SUCCESS) return Noted(ordered);
+  CountersOf(function_).posted.fetch_add(1, std::memory_order_relaxed);
+  const CUresult result = session_->Post(call, stream_);
+  issued_ = call.issued;
+  return Noted(result);
+}
+
+CUresult Call::Exchange(uint32_t function, const void* command, size_t bytes,
+                        std::span<const std::span<const std::byte>> sections, ReplyWaiter* waiter) {
+  OutgoingCall call;
+  call.function = function;
+  call.context = context_ == nullptr ? 0 : context_->handle.bits;
+  call.thread = thread_->index;
+  call.command = command;
+  call.command_bytes = bytes;
+  call.sections = sections;
+  if (!Fits(call)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult ordered = OrderAfterUploads();
+  if (ordered != CUDA_SUCCESS) return Noted(ordered);
+  CountersOf(function_).round_trips.fetch_add(1, std::memory_order_relaxed);
+  return Noted(session_->Invoke(call, waiter));
+}
+
+CUresult Call::InvokeBytes(uint32_t function, const void* command, size_t bytes,
+                           std::span<const std::span<const std::byte>> sections, void* reply,
+                           size_t reply_bytes, std::vector<std::byte>* tail) {
+  ReplyWaiter waiter;
+  waiter.fixed = {static_cast<std::byte*>(reply), reply_bytes};
+  waiter.tail = tail;
+  return Exchange(function, command, bytes, sections, &waiter);
+}
+
+CUresult Call::InvokeInto(uint32_t function, const void* command, size_t bytes,
+                          std::span<std::byte> target) {
+  ReplyWaiter waiter;
+  waiter.direct = target;
+  return Exchange(function, command, bytes, {}, &waiter);
+}
+
+}  // namespace penstock::interposer

@@ -1,0 +1,139 @@
+#include "interposer/core/connect.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include "transport/tcp/tcp.h"
+
+namespace penstock::interposer {
+namespace {
+
+namespace tcp = transport::tcp;
+
+constexpr int64_t kDialMs = 10'000;
+// The server may have to start a worker and its driver, which takes seconds on a large machine.
+constexpr int64_t kHelloMs = 60'000;
+
+template <typename T>
+std::span<const std::byte> Bytes(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+Error Refused(Refusal refusal, const char* text) {
+  Code code = Code::kUnavailable;
+  if (refusal == Refusal::kKey) code = Code::kUnauthenticated;
+  if (refusal == Refusal::kVersion || refusal == Refusal::kMalformed) code = Code::kProtocol;
+  if (refusal == Refusal::kFull) code = Code::kResourceExhausted;
+  return {code, std::string("The server refuses (") + RefusalName(refusal) + "): " + text};
+}
+
+// Both sockets of one session.
+struct Sockets {
+  UniqueFd control, bulk;
+};
+
+ClientHello MakeHello(const ConnectOptions& options) {
+  ClientHello hello;
+  hello.gpus = options.gpus;
+  hello.pid = static_cast<uint32_t>(getpid());
+  gethostname(hello.host, sizeof hello.host - 1);
+  strncpy(hello.program, program_invocation_short_name, sizeof hello.program - 1);
+  return hello;
+}
+
+}  // namespace
+
+Result<Endpoint> ParseEndpoint(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  const auto fail = [&] {
+    return Fail(Code::kInvalidArgument, "The server (" + text + ") is not of the form HOST:PORT.");
+  };
+  if (colon == std::string::npos || colon == 0) return fail();
+  Endpoint endpoint;
+  endpoint.host = text.substr(0, colon);
+  if (endpoint.host.front() == '[') {
+    if (endpoint.host.back() != ']' || endpoint.host.size() < 3) return fail();
+    endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
+  } else if (endpoint.host.find(':') != std::string::npos) {
+    return fail();
+  }
+  const char* const first = text.data() + colon + 1;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(first, last, endpoint.port);
+  if (error != std::errc() || end != last || endpoint.port == 0) return fail();
+  return endpoint;
+}
+
+Result<Connected> Connect(const ConnectOptions& options) {
+  ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(options.server));
+  Key key;
+  if (!options.key_file.empty()) {
+    ASSIGN_OR_RETURN(key, ReadKeyFile(options.key_file));
+  }
+  Sockets sockets;
+  ASSIGN_OR_RETURN(sockets.control,
+                   tcp::Dial(endpoint.host, endpoint.port, Deadline::After(kDialMs)));
+  const Deadline deadline = Deadline::After(kHelloMs);
+  const int control = sockets.control.get();
+
+  ClientHello hello = MakeHello(options);
+  RETURN_IF_ERROR(FillRandom(hello.nonce));
+  RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(hello), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const auto challenge_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const Challenge challenge, ParseChallenge(challenge_bytes));
+  if (challenge.refusal != Refusal::kNone) {
+    return tl::unexpected<Error>(Refused(challenge.refusal, challenge.text));
+  }
+  if (challenge.key_needed != 0 && key.empty()) {
+    return Fail(Code::kUnauthenticated,
+                "The server asks for a key; PENSTOCK_KEY_FILE names the file that holds it.");
+  }
+
+  Proof proof;
+  proof.mac = ClientMac(key, hello, challenge);
+  RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(proof), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const auto welcome_bytes, tcp::ReceiveBlob(control, kMaxWelcomeBytes, deadline));
+  Connected connected;
+  ASSIGN_OR_RETURN(connected.welcome, ParseWelcome(welcome_bytes));
+  const Welcome& welcome = connected.welcome.welcome;
+  if (welcome.refusal != Refusal::kNone) {
+    return tl::unexpected<Error>(Refused(welcome.refusal, welcome.text));
+  }
+  if (!SameMac(welcome.mac, ServerMac(key, hello, challenge, welcome.session, welcome.ticket))) {
+    return Fail(Code::kUnauthenticated,
+                "The server does not hold the key; it is not the one that the key belongs to.");
+  }
+
+  const uint32_t max_frame = welcome.server.max_frame_bytes;
+  if (max_frame < kMaxInlineCopyBytes * 2 || max_frame > kMaxFrameBytes) {
+    return Fail(Code::kProtocol, "The server's largest frame (" + std::to_string(max_frame) +
+                                     ") is outside of what this client can work with.");
+  }
+
+  ASSIGN_OR_RETURN(sockets.bulk, tcp::Dial(endpoint.host, endpoint.port, Deadline::After(kDialMs)));
+  BulkHello bulk_hello;
+  bulk_hello.session = welcome.session;
+  bulk_hello.epoch = welcome.epoch;
+  bulk_hello.mac = BulkMac(key, hello, challenge, welcome.ticket, welcome.session, welcome.epoch);
+  RETURN_IF_ERROR(tcp::SendBlob(sockets.bulk.get(), Bytes(bulk_hello), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const auto bulk_bytes,
+                   tcp::ReceiveBlob(sockets.bulk.get(), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const BulkWelcome bulk_welcome, ParseBulkWelcome(bulk_bytes));
+  if (bulk_welcome.refusal != Refusal::kNone) {
+    return tl::unexpected<Error>(Refused(bulk_welcome.refusal, bulk_welcome.text));
+  }
+
+  tcp::TcpOptions tcp_options;
+  tcp_options.max_frame = max_frame;
+  connected.connection =
+      tcp::Adopt(std::move(sockets.control), std::move(sockets.bulk), tcp_options);
+  connected.round_trips = 3;
+  connected.abandon = &tcp::AbandonAfterFork;
+  return connected;
+}
+
+}  // namespace penstock::interposer

@@ -1,0 +1,38 @@
+// From a server's address to a session's connection: dial, hello, key, bulk socket.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/result.h"
+#include "protocol/hello.h"
+#include "transport/transport.h"
+
+namespace penstock::interposer {
+
+struct ConnectOptions {
+  std::string server;    // HOST:PORT
+  std::string key_file;  // empty for none
+  uint32_t gpus = 1;     // 0 for all
+};
+
+struct Connected {
+  std::unique_ptr<transport::Connection> connection;
+  ParsedWelcome welcome;
+  uint64_t round_trips = 0;
+  // For the child of a fork: lets go of the connection without ending the parent's.
+  void (*abandon)(transport::Connection&) = nullptr;
+};
+
+// The error's code tells trouble on the way (kUnavailable, kTimeout, kSystem) from a refusal.
+Result<Connected> Connect(const ConnectOptions& options);
+
+struct Endpoint {
+  std::string host;
+  uint16_t port = 0;
+};
+// "host:port", "192.0.2.1:4711", "[2001:db8::1]:4711".
+Result<Endpoint> ParseEndpoint(const std::string& text);
+
+}  // namespace penstock::interposer

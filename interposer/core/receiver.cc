@@ -1,0 +1,123 @@
+#include "interposer/core/receiver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace penstock::interposer {
+namespace {
+
+// Frames handled before the leader looks whether it is done: bounds how long another thread's reply
+// waits behind a burst.
+constexpr int kBudget = 64;
+
+}  // namespace
+
+void Receiver::Expect(ReplyWaiter* waiter) {
+  std::lock_guard lock(mutex_);
+  if (failed_ != CUDA_SUCCESS) {
+    waiter->result = failed_;
+    waiter->done = true;
+    return;
+  }
+  waiters_.push_back(waiter);
+}
+
+// One round as the leader. The lock is released meanwhile.
+bool Receiver::Lead(std::unique_lock<std::mutex>& lock, Deadline deadline, bool sleep) {
+  leading_ = true;
+  lock.unlock();
+  const int handled =
+      sleep ? connection_.Wait(kBudget, handler_, deadline) : connection_.Poll(kBudget, handler_);
+  if (handled < 0) handler_.OnClosed();
+  lock.lock();
+  leading_ = false;
+  ++rounds_;
+  if (change_waiters_ > 0) change_.notify_all();
+  return handled != 0;
+}
+
+void Receiver::Await(ReplyWaiter* waiter) {
+  std::unique_lock lock(mutex_);
+  while (!waiter->done) {
+    if (leading_) {
+      waiter->condition.wait(lock);
+    } else {
+      Lead(lock, Deadline::Never(), true);
+    }
+  }
+  // Somebody has to receive for the others.
+  if (!leading_ && !waiters_.empty()) waiters_.front()->condition.notify_one();
+}
+
+bool Receiver::PollOnce() {
+  std::unique_lock lock(mutex_);
+  if (leading_) return false;
+  const bool handled = Lead(lock, Deadline::Never(), false);
+  if (!waiters_.empty()) waiters_.front()->condition.notify_one();
+  return handled && failed_ == CUDA_SUCCESS;
+}
+
+void Receiver::WaitForChange(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (failed_ != CUDA_SUCCESS) return;
+  if (!leading_) {
+    Lead(lock, deadline, true);
+    if (!leading_ && !waiters_.empty()) waiters_.front()->condition.notify_one();
+    return;
+  }
+  const uint64_t seen = rounds_;
+  ++change_waiters_;
+  while (rounds_ == seen && failed_ == CUDA_SUCCESS) {
+    const int left_ms = deadline.poll_timeout_ms();
+    if (left_ms == 0) break;
+    if (left_ms < 0) {
+      change_.wait(lock);
+    } else {
+      change_.wait_for(lock, std::chrono::milliseconds(left_ms));
+    }
+  }
+  --change_waiters_;
+}
+
+bool Receiver::Deliver(uint64_t sequence, CUresult result, std::span<const std::byte> reply) {
+  std::lock_guard lock(mutex_);
+  const auto place = std::find_if(waiters_.begin(), waiters_.end(), [&](ReplyWaiter* waiter) {
+    return waiter->sequence == sequence;
+  });
+  if (place == waiters_.end()) return false;
+  ReplyWaiter* const waiter = *place;
+  waiters_.erase(place);
+  waiter->result = result;
+  const size_t fixed_padded = (waiter->fixed.size() + 7) & ~size_t{7};
+  waiter->complete = reply.size() >= fixed_padded;
+  if (waiter->complete) {
+    if (!waiter->fixed.empty()) {
+      memcpy(waiter->fixed.data(), reply.data(), waiter->fixed.size());
+    }
+    const std::span<const std::byte> rest = reply.subspan(fixed_padded);
+    if (!waiter->direct.empty()) {
+      waiter->complete = rest.size() >= waiter->direct.size();
+      if (waiter->complete) memcpy(waiter->direct.data(), rest.data(), waiter->direct.size());
+    } else if (waiter->tail != nullptr) {
+      waiter->tail->assign(rest.begin(), rest.end());
+    }
+  }
+  waiter->done = true;
+  waiter->condition.notify_one();
+  return true;
+}
+
+void Receiver::Fail(CUresult error) {
+  std::lock_guard lock(mutex_);
+  failed_ = error;
+  for (ReplyWaiter* waiter : waiters_) {
+    waiter->result = error;
+    waiter->done = true;
+    waiter->condition.notify_one();
+  }
+  waiters_.clear();
+  change_.notify_all();
+}
+
+}  // namespace penstock::interposer

@@ -1,0 +1,134 @@
+// The client's records of contexts, streams, events, modules and functions. Records never move and
+// are never freed (record_table.h); what a launch reads is immutable or atomic, the rest is guarded
+// as noted.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "protocol/handle.h"
+#include "protocol/operations.h"
+
+namespace penstock::interposer {
+
+struct ContextRecord;
+
+// Streams count the cost of what was sent and of what the server has seen to finish; the difference
+// is bounded by the stream's window.
+struct StreamRecord {
+  Handle handle;
+  ContextRecord* context = nullptr;
+  unsigned flags = 0;
+  int priority = 0;
+  uint64_t id = 0;  // for cuStreamGetId
+  std::atomic<uint64_t> issued{0};
+  std::atomic<uint64_t> finished{0};
+
+  void Reset() {
+    context = nullptr;
+    flags = 0;
+    priority = 0;
+    id = 0;
+    issued = 0;
+    finished = 0;
+  }
+  void Finished(uint64_t value) {
+    uint64_t seen = finished.load(std::memory_order_relaxed);
+    while (seen < value && !finished.compare_exchange_weak(seen, value)) {
+    }
+  }
+};
+
+struct ContextRecord {
+  Handle handle;
+  uint32_t device = 0;  // ordinal
+  bool primary = false;
+  uint64_t id = 0;
+  uint32_t api_version = 0;
+  std::atomic<bool> active{false};  // primary: retained and not reset since
+  std::atomic<uint32_t> flags{0};
+  std::atomic<int> cache_config{0};
+  std::atomic<int> shared_config{0};
+  // An error that no later call of this context survives (a fault in a kernel); CUDA_SUCCESS if
+  // none.
+  std::atomic<CUresult> sticky{CUDA_SUCCESS};
+  uint32_t retains = 0;  // primary: guarded by the Client's contexts lock
+  // What the legacy stream has to finish before synchronous uploads that were only posted are done.
+  std::atomic<uint64_t> uploads_posted{0};
+  StreamRecord legacy;  // the stream that a null handle names
+
+  void Reset() {
+    device = 0;
+    primary = false;
+    id = 0;
+    api_version = 0;
+    active = false;
+    flags = 0;
+    cache_config = 0;
+    shared_config = 0;
+    sticky = CUDA_SUCCESS;
+    retains = 0;
+    uploads_posted = 0;
+    legacy.Reset();
+  }
+};
+
+struct EventRecord {
+  Handle handle;
+  ContextRecord* context = nullptr;
+  unsigned flags = 0;
+  void Reset() {
+    context = nullptr;
+    flags = 0;
+  }
+};
+
+// A function of a module or a kernel of a library, with everything a launch needs. Immutable once
+// minted, but for the attributes that cuFuncSetAttribute changes.
+struct FunctionRecord {
+  Handle handle;
+  Handle owner;
+  ContextRecord* context = nullptr;  // null for kernels, which belong to none
+  std::string name;
+  FunctionInfo info{};
+  std::vector<KernelParameter> parameters;
+  std::atomic<int> cache_config{0};
+
+  void Reset() {
+    owner = Handle{};
+    context = nullptr;
+    name.clear();
+    info = FunctionInfo{};
+    parameters.clear();
+    cache_config = 0;
+  }
+};
+
+struct GlobalVariable {
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+};
+
+// A module or library. The maps remember what was asked for, as asking again is common and local.
+struct ModuleRecord {
+  Handle handle;
+  ContextRecord* context = nullptr;  // null for libraries
+  std::mutex mutex;                  // guards the maps
+  std::map<std::string, Handle, std::less<>> functions;
+  // Libraries have one instance of a variable per context.
+  std::map<std::pair<ContextRecord*, std::string>, GlobalVariable> globals;
+
+  void Reset() {
+    context = nullptr;
+    functions.clear();
+    globals.clear();
+  }
+};
+
+}  // namespace penstock::interposer

@@ -1,0 +1,116 @@
+// One connection to one server, and everything that exists there on behalf of this program:
+// streams, events, modules, functions, allocations. Posting and calling go through here.
+//
+// A session dies when the connection closes, the server says goodbye or sends something that no
+// honest server sends. From then on every call returns CUDA_ERROR_DEVICE_UNAVAILABLE: the devices
+// were there and are gone, and no retry in this process brings the program's data back. One log
+// line tells why. After a deliberate end (the program exits) it is CUDA_ERROR_DEINITIALIZED.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "interposer/core/address_plan.h"
+#include "interposer/core/call_stream.h"
+#include "interposer/core/receiver.h"
+#include "interposer/core/record_table.h"
+#include "interposer/core/records.h"
+#include "interposer/core/staging.h"
+#include "interposer/core/statistics.h"
+#include "protocol/hello.h"
+#include "transport/transport.h"
+
+namespace penstock::interposer {
+
+struct SessionOptions {
+  std::string server = "the server";  // HOST:PORT, for messages
+  bool synchronous = false;           // PENSTOCK_SYNC: every call waits
+  bool reserve_addresses = true;
+  bool inline_copies = true;
+  bool staging = true;
+};
+
+class Session final : private ReceiverHandler {
+ public:
+  Session(std::unique_ptr<transport::Connection> connection, ParsedWelcome welcome,
+          SessionOptions options);
+  ~Session() override;
+
+  const ServerInfo& server() const { return welcome_.welcome.server; }
+  const std::vector<DeviceInfo>& offered_devices() const { return welcome_.devices; }
+  const SessionOptions& options() const { return options_; }
+  transport::Connection& connection() { return *connection_; }
+  SessionCounters& counters() { return counters_; }
+
+  // Sends one way. A stream with a cost counts it in its window and waits while that is full,
+  // outside all locks.
+  CUresult Post(OutgoingCall& call, StreamRecord* stream);
+  // Sends and waits. The waiter says where the reply goes; an incomplete one that claims success is
+  // a broken server.
+  CUresult Invoke(const OutgoingCall& call, ReplyWaiter* waiter);
+  bool synchronous() const { return options_.synchronous; }
+
+  // Waits until `value` of what was issued to the stream has finished.
+  CUresult WaitForProgress(const OutgoingCall& origin, StreamRecord* stream, uint64_t value);
+  // A staging slot, waiting while all are taken. False when the session has ended or memory is
+  // short.
+  bool TakeStaging(uint64_t bytes, StagingSlot* slot);
+  void PutBackStaging(const StagingSlot& slot) { staging_.PutBack(slot); }
+
+  // CUDA_SUCCESS while alive, else what every call returns.
+  CUresult state() const { return state_.load(std::memory_order_acquire); }
+  // Ends the session on purpose: sends what is posted, says goodbye, closes.
+  void End();
+
+  RecordTable<ContextRecord> contexts{HandleKind::kContext};  // but for the primary ones
+  RecordTable<StreamRecord> streams{HandleKind::kStream};
+  RecordTable<EventRecord> events{HandleKind::kEvent};
+  RecordTable<ModuleRecord> modules{HandleKind::kModule};
+  RecordTable<ModuleRecord> libraries{HandleKind::kLibrary};
+  RecordTable<FunctionRecord> functions{HandleKind::kFunction};
+  RecordTable<FunctionRecord> kernels{HandleKind::kKernel};
+  AddressPlan plan;
+  ContextRecord primary_contexts[kMaxDevices];  // by number at the server
+
+  // Null unless alive. A primary context is found whether it is active or not.
+  ContextRecord* FindContext(Handle handle);
+
+ private:
+  bool OnFrame(std::span<const std::byte> frame) override;
+  void OnBulkDone(uint64_t, transport::BulkStatus, uint64_t) override {}
+  void OnClosed() override;
+  bool HandleFrame(std::span<const std::byte> frame);
+  bool OnProgress(std::span<const std::byte> entries);
+  void OnOutput(std::span<const std::byte> body);
+  StreamRecord* FindStream(const ProgressEntry& entry);
+  // Sends, waiting for room as long as it takes.
+  CUresult Send(const OutgoingCall& call, ReplyWaiter* waiter);
+  void Die(const std::string& reason);
+  void Tend();  // the background thread
+  void Acknowledge();
+
+  std::unique_ptr<transport::Connection> connection_;
+  const ParsedWelcome welcome_;
+  const SessionOptions options_;
+  const uint64_t window_;
+  SessionCounters counters_;
+  std::atomic<CUresult> state_{CUDA_SUCCESS};
+  CallStream calls_;
+  Receiver receiver_;
+  Staging staging_;
+  std::string last_words_;  // why the server ends the session; touched by the leader only
+
+  std::mutex tend_mutex_;
+  std::condition_variable tend_condition_;
+  bool stop_ = false;  // guarded by tend_mutex_
+  std::thread tender_;
+};
+
+}  // namespace penstock::interposer
