@@ -1,0 +1,484 @@
+// Modules and libraries: loading code, and finding functions and variables in it.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "commands.gen.h"
+#include "common/log.h"
+#include "common/unique_fd.h"
+#include "custom_client.gen.h"
+#include "interposer/core/call.h"
+#include "interposer/core/client.h"
+#include "interposer/cuda/image.h"
+
+namespace penstock::interposer {
+namespace {
+
+Handle HandleOf(const void* object) {
+  return Handle{reinterpret_cast<uint64_t>(object)};
+}
+
+// --- Options ------------------------------------------------------------------------------------
+
+// The program's JIT options: numbers go to the server as they are, log buffers stay here and are
+// filled from the reply.
+struct LoadOptions {
+  std::vector<JitOption> scalars;
+  char* info_log = nullptr;
+  char* error_log = nullptr;
+  uint32_t info_bytes = 0, error_bytes = 0;
+  // Where the program wants to read how much was written.
+  void** info_used = nullptr;
+  void** error_used = nullptr;
+};
+
+uint32_t AsNumber(void* value) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(value));
+}
+
+bool ReadJitOptions(Call& call, unsigned count, CUjit_option* options, void** values,
+                    LoadOptions* result) {
+  if (count > kMaxJitOptions || (count > 0 && (options == nullptr || values == nullptr))) {
+    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    switch (options[i]) {
+      case CU_JIT_INFO_LOG_BUFFER:
+        result->info_log = static_cast<char*>(values[i]);
+        break;
+      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+        result->info_bytes = AsNumber(values[i]);
+        result->info_used = &values[i];
+        break;
+      case CU_JIT_ERROR_LOG_BUFFER:
+        result->error_log = static_cast<char*>(values[i]);
+        break;
+      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+        result->error_bytes = AsNumber(values[i]);
+        result->error_used = &values[i];
+        break;
+      case CU_JIT_WALL_TIME: {
+        // An output; the time spent elsewhere is not this program's.
+        const float none = 0;
+        memcpy(&values[i], &none, sizeof none);
+        break;
+      }
+      case CU_JIT_GLOBAL_SYMBOL_NAMES:
+      case CU_JIT_GLOBAL_SYMBOL_ADDRESSES:
+        return call.Refuse(CUDA_ERROR_NOT_SUPPORTED);
+      default:
+        result->scalars.push_back(
+            {static_cast<uint32_t>(options[i]), 0, reinterpret_cast<uint64_t>(values[i])});
+    }
+  }
+  if (result->info_log == nullptr) result->info_bytes = 0;
+  if (result->error_log == nullptr) result->error_bytes = 0;
+  return true;
+}
+
+bool ReadLibraryOptions(Call& call, unsigned count, CUlibraryOption* options, void** values) {
+  if (count > kMaxJitOptions || (count > 0 && (options == nullptr || values == nullptr))) {
+    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    switch (options[i]) {
+      case CU_LIBRARY_BINARY_IS_PRESERVED:
+        // A promise about this process's memory; the server has a copy of its own.
+        break;
+      case CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE:
+        if (values[i] != nullptr) return call.Refuse(CUDA_ERROR_NOT_SUPPORTED);
+        break;
+      default:
+        return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+    }
+  }
+  return true;
+}
+
+void GiveLog(char* buffer, uint32_t capacity, std::span<const std::byte> text, void** used) {
+  if (capacity > 0) {
+    const size_t bytes = std::min<size_t>(text.size(), capacity - 1);
+    memcpy(buffer, text.data(), bytes);
+    buffer[bytes] = '\0';
+  }
+  if (used != nullptr) *used = reinterpret_cast<void*>(std::min<size_t>(text.size(), capacity));
+}
+
+// --- Loading ------------------------------------------------------------------------------------
+
+CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& image,
+                   const LoadOptions& options) {
+  LoadModuleCommand command{};
+  command.handle = handle.bits;
+  command.kind = kind;
+  command.format = image.format;
+  command.part_count = static_cast<uint32_t>(image.parts.size());
+  command.option_count = static_cast<uint32_t>(options.scalars.size());
+  command.info_log_bytes = std::min(options.info_bytes, kMaxJitLogBytes);
+  command.error_log_bytes = std::min(options.error_bytes, kMaxJitLogBytes);
+
+  // Small parts travel in the frame, the others are pulled from where they are during the call.
+  std::vector<ModulePart> parts(image.parts.size());
+  std::vector<std::unique_ptr<transport::MemoryRegion>> regions;
+  std::vector<std::span<const std::byte>> sections(1);
+  uint64_t inlined = 0, total = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ImagePart& part = image.parts[i];
+    parts[i] = ModulePart{};
+    parts[i].bytes = part.bytes;
+    total += part.bytes;
+    if (inlined + part.bytes <= kMaxInlineCopyBytes) {
+      parts[i].inlined = 1;
+      inlined += part.bytes;
+      sections.emplace_back(static_cast<const std::byte*>(part.data), part.bytes);
+      continue;
+    }
+    auto region = call.session().connection().Register(const_cast<void*>(part.data), part.bytes,
+                                                       transport::Access::kPeerReads);
+    if (!region) {
+      LOG_ERROR("module", "Cannot register an image (%llu bytes): %s",
+                static_cast<unsigned long long>(part.bytes), region.error().message.c_str());
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    static_assert(sizeof parts[i].key == sizeof(transport::MemoryKey));
+    memcpy(&parts[i].key, &(*region)->key(), sizeof parts[i].key);
+    regions.push_back(std::move(*region));
+  }
+  if (total > kMaxModuleBytes) return CUDA_ERROR_INVALID_IMAGE;
+  sections[0] = std::as_bytes(std::span(parts));
+  sections.push_back(std::as_bytes(std::span(options.scalars)));
+
+  LoadModuleReply reply{};
+  std::vector<std::byte> logs;
+  const CUresult result = call.InvokeBytes(static_cast<uint32_t>(Operation::kLoadModule), &command,
+                                           sizeof command, sections, &reply, sizeof reply, &logs);
+  std::span<const std::byte> rest(logs);
+  const auto take = [&](uint64_t bytes) {
+    const std::span<const std::byte> log = rest.first(std::min<uint64_t>(bytes, rest.size()));
+    rest =
+        rest.subspan(std::min<uint64_t>(PaddedTo8(static_cast<uint32_t>(log.size())), rest.size()));
+    return log;
+  };
+  GiveLog(options.info_log, options.info_bytes, take(reply.info_log_bytes), options.info_used);
+  GiveLog(options.error_log, options.error_bytes, take(reply.error_log_bytes), options.error_used);
+  return result;
+}
+
+// Loads into a fresh record of the table; null, with the call's error set, on failure.
+ModuleRecord* Load(Call& call, ModuleKind kind, const void* image, const LoadOptions& options) {
+  Result<Image> measured = MeasureImage(image);
+  if (!measured) {
+    LOG_WARNING("module", "%s", measured.error().message.c_str());
+    call.Refuse(CUDA_ERROR_INVALID_IMAGE);
+    return nullptr;
+  }
+  RecordTable<ModuleRecord>& table =
+      kind == ModuleKind::kModule ? call.session().modules : call.session().libraries;
+  ModuleRecord* const record = table.Mint([&](ModuleRecord& made, Handle) {
+    made.context = kind == ModuleKind::kModule ? &call.context() : nullptr;
+  });
+  if (record == nullptr) {
+    call.Refuse(CUDA_ERROR_OUT_OF_MEMORY);
+    return nullptr;
+  }
+  const CUresult result = SendImage(call, kind, record->handle, *measured, options);
+  if (result == CUDA_SUCCESS) return record;
+  table.Remove(record->handle);
+  call.Refuse(result);
+  return nullptr;
+}
+
+CUresult LoadModule(Call& call, CUmodule* module, const void* image, const LoadOptions& options) {
+  const ModuleRecord* const record = Load(call, ModuleKind::kModule, image, options);
+  if (record == nullptr) return call.result();
+  *module = reinterpret_cast<CUmodule>(record->handle.bits);
+  return CUDA_SUCCESS;
+}
+
+// The file is one of this machine; with a NUL behind it, in case it is PTX.
+bool ReadFile(Call& call, const char* path, std::vector<char>* content) {
+  UniqueFd file(open(path, O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!file.valid() || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    return call.Refuse(CUDA_ERROR_FILE_NOT_FOUND);
+  }
+  if (static_cast<uint64_t>(status.st_size) > kMaxModuleBytes) {
+    return call.Refuse(CUDA_ERROR_INVALID_IMAGE);
+  }
+  content->assign(static_cast<size_t>(status.st_size) + 1, '\0');
+  size_t filled = 0;
+  while (filled + 1 < content->size()) {
+    const ssize_t got = read(file.get(), content->data() + filled, content->size() - 1 - filled);
+    if (got <= 0) return call.Refuse(CUDA_ERROR_FILE_NOT_FOUND);
+    filled += static_cast<size_t>(got);
+  }
+  return true;
+}
+
+// --- Looking up ---------------------------------------------------------------------------------
+
+// The length of a name that the caller gave, or false if it is none.
+bool NameOf(Call& call, const char* name, std::string_view* text) {
+  if (!call.Out(name)) return false;
+  *text = {name, strnlen(name, kMaxNameBytes + 1)};
+  return text->size() <= kMaxNameBytes || call.Refuse(CUDA_ERROR_INVALID_VALUE);
+}
+
+// A parameter layout that a launch can rely on without looking again.
+bool LayoutIsSound(const FunctionInfo& info, const std::vector<KernelParameter>& parameters) {
+  if (info.parameter_bytes > kMaxKernelParameterBytes) return false;
+  uint64_t end = 0;
+  for (const KernelParameter& parameter : parameters) {
+    if (parameter.offset < end) return false;
+    end = uint64_t{parameter.offset} + parameter.size;
+    if (end > info.parameter_bytes) return false;
+  }
+  return true;
+}
+
+// The function of this name, asked for once per owner.
+Handle FindFunction(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>& table,
+                    std::string_view name) {
+  {
+    std::lock_guard lock(owner.mutex);
+    const auto known = owner.functions.find(name);
+    if (known != owner.functions.end()) return known->second;
+  }
+  FunctionRecord* const record = table.Mint([&](FunctionRecord& made, Handle) {
+    made.owner = owner.handle;
+    made.context = owner.context;
+    made.name = name;
+  });
+  if (record == nullptr) {
+    call.Refuse(CUDA_ERROR_OUT_OF_MEMORY);
+    return {};
+  }
+  GetFunctionCommand command{};
+  command.handle = record->handle.bits;
+  command.owner = owner.handle.bits;
+  command.name_bytes = static_cast<uint32_t>(name.size());
+  const std::span<const std::byte> section = std::as_bytes(std::span(name));
+  std::vector<std::byte> tail;
+  CUresult result =
+      call.InvokeBytes(static_cast<uint32_t>(Operation::kGetFunction), &command, sizeof command,
+                       {&section, 1}, &record->info, sizeof record->info, &tail);
+  if (result == CUDA_SUCCESS) {
+    const uint32_t count = record->info.parameter_count;
+    if (count <= kMaxKernelParameters && tail.size() >= count * sizeof(KernelParameter)) {
+      record->parameters.resize(count);
+      if (count > 0)
+        memcpy(record->parameters.data(), tail.data(), count * sizeof(KernelParameter));
+    }
+    if (record->parameters.size() != count || !LayoutIsSound(record->info, record->parameters)) {
+      LOG_ERROR("module", "The server describes impossible parameters of the kernel (%s).",
+                record->name.c_str());
+      result = CUDA_ERROR_UNKNOWN;
+    }
+  }
+  if (result != CUDA_SUCCESS) {
+    table.Remove(record->handle);
+    call.Refuse(result);
+    return {};
+  }
+  std::lock_guard lock(owner.mutex);
+  // Another thread may have been first; both handles work.
+  owner.functions.emplace(name, record->handle);
+  return record->handle;
+}
+
+// Command and Reply are those of cuModuleGetGlobal or cuLibraryGetGlobal, which differ in a name.
+template <typename Reply, typename Command>
+CUresult FindGlobal(Call& call, ModuleRecord& owner, std::string_view name, Command command,
+                    CUdeviceptr* address, size_t* bytes) {
+  const auto key = std::make_pair(&call.context(), std::string(name));
+  GlobalVariable variable;
+  {
+    std::lock_guard lock(owner.mutex);
+    const auto known = owner.globals.find(key);
+    if (known != owner.globals.end()) variable = known->second;
+  }
+  if (variable.address == 0) {
+    command.name_bytes = static_cast<uint32_t>(name.size());
+    const std::span<const std::byte> section = std::as_bytes(std::span(name));
+    Reply reply{};
+    const CUresult result = call.Invoke(command, &reply, {&section, 1});
+    if (result != CUDA_SUCCESS) return result;
+    variable = {reply.dptr, reply.bytes};
+    call.session().plan.AddGlobal(variable.address, variable.bytes, &call.context());
+    std::lock_guard lock(owner.mutex);
+    owner.globals.emplace(key, variable);
+  }
+  if (address != nullptr) *address = variable.address;
+  if (bytes != nullptr) *bytes = variable.bytes;
+  return CUDA_SUCCESS;
+}
+
+void ForgetContents(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>& functions) {
+  functions.RemoveIf([&](const FunctionRecord& record) { return record.owner == owner.handle; });
+  std::lock_guard lock(owner.mutex);
+  for (const auto& [key, variable] : owner.globals) {
+    call.session().plan.RemoveGlobal(variable.address);
+  }
+}
+
+}  // namespace
+
+// --- Modules ------------------------------------------------------------------------------------
+
+CUresult CuModuleLoad(CUmodule* module, const char* path) {
+  Call call(Function::kCuModuleLoad, Call::kContext);
+  std::vector<char> content;
+  if (!call.ready() || !call.Out(module) || !call.Out(path) || !ReadFile(call, path, &content)) {
+    return call.result();
+  }
+  return LoadModule(call, module, content.data(), {});
+}
+
+CUresult CuModuleLoadData(CUmodule* module, const void* image) {
+  Call call(Function::kCuModuleLoadData, Call::kContext);
+  if (!call.ready() || !call.Out(module) || !call.Out(image)) return call.result();
+  return LoadModule(call, module, image, {});
+}
+
+CUresult CuModuleLoadFatBinary(CUmodule* module, const void* image) {
+  Call call(Function::kCuModuleLoadFatBinary, Call::kContext);
+  if (!call.ready() || !call.Out(module) || !call.Out(image)) return call.result();
+  return LoadModule(call, module, image, {});
+}
+
+CUresult CuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int count,
+                            CUjit_option* options, void** values) {
+  Call call(Function::kCuModuleLoadDataEx, Call::kContext);
+  LoadOptions read;
+  if (!call.ready() || !call.Out(module) || !call.Out(image) ||
+      !ReadJitOptions(call, count, options, values, &read)) {
+    return call.result();
+  }
+  return LoadModule(call, module, image, read);
+}
+
+CUresult CuModuleUnload(CUmodule module) {
+  Call call(Function::kCuModuleUnload, Call::kContext);
+  if (!call.ready()) return call.result();
+  Session& session = call.session();
+  ModuleRecord* const record = session.modules.Find(HandleOf(module));
+  commands::CuModuleUnload command{};
+  command.hmod = HandleOf(module).bits;
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  ForgetContents(call, *record, session.functions);
+  if (!session.modules.Remove(HandleOf(module))) return CUDA_ERROR_INVALID_HANDLE;
+  return call.Post(command);
+}
+
+CUresult CuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+  Call call(Function::kCuModuleGetLoadingMode, Call::kInitialised);
+  if (!call.ready() || !call.Out(mode)) return call.result();
+  *mode = call.client().options().lazy_loading ? CU_MODULE_LAZY_LOADING : CU_MODULE_EAGER_LOADING;
+  return CUDA_SUCCESS;
+}
+
+CUresult CuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  Call call(Function::kCuModuleGetFunction, Call::kContext);
+  std::string_view text;
+  if (!call.ready() || !call.Out(function) || !NameOf(call, name, &text)) return call.result();
+  ModuleRecord* const record = call.session().modules.Find(HandleOf(module));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const Handle found = FindFunction(call, *record, call.session().functions, text);
+  if (found.null()) return call.result();
+  *function = reinterpret_cast<CUfunction>(found.bits);
+  return CUDA_SUCCESS;
+}
+
+CUresult CuModuleGetGlobal(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
+  Call call(Function::kCuModuleGetGlobal, Call::kContext);
+  std::string_view text;
+  if (!call.ready() || !NameOf(call, name, &text)) return call.result();
+  ModuleRecord* const record = call.session().modules.Find(HandleOf(module));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  commands::CuModuleGetGlobal command{};
+  command.hmod = record->handle.bits;
+  return FindGlobal<commands::CuModuleGetGlobalReply>(call, *record, text, command, address, bytes);
+}
+
+// --- Libraries: no context of their own ---------------------------------------------------------
+
+namespace {
+
+CUresult LoadLibrary(Call& call, CUlibrary* library, const void* code, CUjit_option* options,
+                     void** values, unsigned count, CUlibraryOption* library_options,
+                     void** library_values, unsigned library_count) {
+  LoadOptions read;
+  if (!call.Out(library) || !call.Out(code) ||
+      !ReadJitOptions(call, count, options, values, &read) ||
+      !ReadLibraryOptions(call, library_count, library_options, library_values)) {
+    return call.result();
+  }
+  const ModuleRecord* const record = Load(call, ModuleKind::kLibrary, code, read);
+  if (record == nullptr) return call.result();
+  *library = reinterpret_cast<CUlibrary>(record->handle.bits);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult CuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options,
+                           void** values, unsigned int count, CUlibraryOption* library_options,
+                           void** library_values, unsigned int library_count) {
+  Call call(Function::kCuLibraryLoadData, Call::kInitialised);
+  if (!call.ready()) return call.result();
+  return LoadLibrary(call, library, code, options, values, count, library_options, library_values,
+                     library_count);
+}
+
+CUresult CuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* options,
+                               void** values, unsigned int count, CUlibraryOption* library_options,
+                               void** library_values, unsigned int library_count) {
+  Call call(Function::kCuLibraryLoadFromFile, Call::kInitialised);
+  std::vector<char> content;
+  if (!call.ready() || !call.Out(path) || !ReadFile(call, path, &content)) return call.result();
+  return LoadLibrary(call, library, content.data(), options, values, count, library_options,
+                     library_values, library_count);
+}
+
+CUresult CuLibraryUnload(CUlibrary library) {
+  Call call(Function::kCuLibraryUnload, Call::kInitialised);
+  if (!call.ready()) return call.result();
+  Session& session = call.session();
+  ModuleRecord* const record = session.libraries.Find(HandleOf(library));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  commands::CuLibraryUnload command{};
+  command.library = record->handle.bits;
+  ForgetContents(call, *record, session.kernels);
+  if (!session.libraries.Remove(HandleOf(library))) return CUDA_ERROR_INVALID_HANDLE;
+  return call.Post(command);
+}
+
+CUresult CuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  Call call(Function::kCuLibraryGetKernel, Call::kInitialised);
+  std::string_view text;
+  if (!call.ready() || !call.Out(kernel) || !NameOf(call, name, &text)) return call.result();
+  ModuleRecord* const record = call.session().libraries.Find(HandleOf(library));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const Handle found = FindFunction(call, *record, call.session().kernels, text);
+  if (found.null()) return call.result();
+  *kernel = reinterpret_cast<CUkernel>(found.bits);
+  return CUDA_SUCCESS;
+}
+
+CUresult CuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                            const char* name) {
+  Call call(Function::kCuLibraryGetGlobal, Call::kContext);
+  std::string_view text;
+  if (!call.ready() || !NameOf(call, name, &text)) return call.result();
+  ModuleRecord* const record = call.session().libraries.Find(HandleOf(library));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  commands::CuLibraryGetGlobal command{};
+  command.library = record->handle.bits;
+  return FindGlobal<commands::CuLibraryGetGlobalReply>(call, *record, text, command, address,
+                                                       bytes);
+}
+
+}  // namespace penstock::interposer
