@@ -55,18 +55,20 @@ void Progress::HoldSlot(const std::shared_ptr<StreamState>& stream, InlineSlot s
   stream->slots.emplace_back(stream->operations + 1, slot);
 }
 
-void Progress::CatchUp(StreamState& stream, uint64_t value) {
-  if (value <= stream.issued) return;
-  const uint64_t missing = value - stream.issued;
-  stream.issued += missing;
-  stream.finished += missing;
-  stream.marked_cost += missing;
-  for (StreamState::Mark& mark : stream.unseen) mark.cost += missing;
+void Progress::CatchUp(const std::shared_ptr<StreamState>& stream, uint64_t value) {
+  if (value <= stream->issued) return;
+  const uint64_t missing = value - stream->issued;
+  stream->issued += missing;
+  stream->finished += missing;
+  stream->marked_cost += missing;
+  for (StreamState::Mark& mark : stream->unseen) mark.cost += missing;
+  AddOnce(untold_, stream);
 }
 
-void Progress::GiveUp(StreamState& stream) {
-  stream.finished = stream.issued;
-  stream.unseen.clear();
+void Progress::GiveUp(const std::shared_ptr<StreamState>& stream) {
+  stream->finished = stream->issued;
+  stream->unseen.clear();
+  AddOnce(untold_, stream);
 }
 
 void Progress::ReleaseStagingSlot(uint32_t slot) {

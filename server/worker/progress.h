@@ -29,9 +29,9 @@ class Progress {
   // A slot whose bytes the newest operation of the stream reads.
   void HoldSlot(const std::shared_ptr<StreamState>& stream, InlineSlot slot);
   // The client counts more than we do (calls that failed before they named a stream).
-  void CatchUp(StreamState& stream, uint64_t value);
+  void CatchUp(const std::shared_ptr<StreamState>& stream, uint64_t value);
   // The context has failed: nothing will finish any more, and nobody may wait for it.
-  void GiveUp(StreamState& stream);
+  void GiveUp(const std::shared_ptr<StreamState>& stream);
 
   // A staging slot of the client has been read.
   void ReleaseStagingSlot(uint32_t slot);

@@ -49,10 +49,10 @@ CUresult Waits::ForEvent(CallContext& call, const std::shared_ptr<ContextState>&
 
 CUresult Waits::ForProgress(CallContext& call, const std::shared_ptr<StreamState>& stream,
                             uint64_t cost) {
-  worker_.progress().CatchUp(*stream, cost);
+  worker_.progress().CatchUp(stream, cost);
   if (CUresult result = worker_.progress().Mark(stream); result != CUDA_SUCCESS) {
     // A context that has failed accepts no mark; nobody may wait for it for ever.
-    worker_.progress().GiveUp(*stream);
+    worker_.progress().GiveUp(stream);
     return result;
   }
   Wait wait;
@@ -98,7 +98,7 @@ CUresult Waits::Ask(Wait& wait) {
       // A context that has failed moves no word any more, but says so.
       const CUresult result = driver.cuStreamQuery(context->upload_stream);
       if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
-        worker_.progress().GiveUp(*wait.stream);
+        worker_.progress().GiveUp(wait.stream);
         return result;
       }
     }

@@ -39,7 +39,8 @@ def _rules():
     rules["per_thread_overlap"] = Rule(["per_thread_overlap"])
     rules["legacy_no_overlap"] = Rule(["legacy_no_overlap"], fails=True)
     for name in ("failing_call", "context_migration", "bad_handles", "bad_addresses", "small_rules",
-                 "before_init", "printf_blocks", "kernel_assert", "device_reset", "steady_rounds"):
+                 "before_init", "printf_blocks", "kernel_assert", "device_reset", "memory_numbers",
+                 "steady_rounds"):
         rules[name] = Rule([name])
     for kind in ("quiet", "calls", "exec"):
         rules[f"forks_{kind}"] = Rule(["forks", kind])
