@@ -16,13 +16,19 @@ namespace {
 
 Status Limit(__rlimit_resource resource, const char* name, rlim_t wanted) {
   rlimit limit;
+  const rlimit asked = {wanted, wanted};
+  if (setrlimit(resource, &asked) == 0) {
+    LOG_DEBUG("isolation", "Limit %s is %ld.", name, static_cast<long>(wanted));
+    return {};
+  }
+  // Only root may raise what it was started with.
   if (getrlimit(resource, &limit) != 0) return FailErrno(std::string("Cannot read limit ") + name);
   if (limit.rlim_max != RLIM_INFINITY && (wanted == RLIM_INFINITY || wanted > limit.rlim_max)) {
     wanted = limit.rlim_max;
   }
   limit.rlim_cur = limit.rlim_max = wanted;
   if (setrlimit(resource, &limit) != 0) return FailErrno(std::string("Cannot set limit ") + name);
-  LOG_DEBUG("isolation", "Limit %s is %lu.", name, static_cast<unsigned long>(wanted));
+  LOG_DEBUG("isolation", "Limit %s is %ld.", name, static_cast<long>(wanted));
   return {};
 }
 

@@ -6,6 +6,20 @@
 namespace penstock::server {
 namespace {
 
+// Runs a job that destroys a context, on the executor, once the reaper has no business there.
+void RunAfterReaper(Worker& worker, const std::shared_ptr<ContextState>& context,
+                    std::function<void()> job, std::function<void()> finish) {
+  Wait wait;
+  for (auto& reaping : worker.reaper().Outstanding(Reaper::kAnyThread)) {
+    if (reaping->context == context) wait.reaping.push_back(std::move(reaping));
+  }
+  wait.finish = [&worker, job, finish](std::vector<std::byte>*) {
+    worker.executor().Run(job, finish);
+    return kDeferred;
+  };
+  worker.waits().Add(std::move(wait));
+}
+
 // Gives the primary context back (reset: whoever else holds it in this process, which is nobody).
 CUresult EndPrimary(CallContext& call, int32_t ordinal, bool reset) {
   Worker& worker = call.worker();
@@ -19,7 +33,8 @@ CUresult EndPrimary(CallContext& call, int32_t ordinal, bool reset) {
   worker.ForgetContext(context);
   worker.SetPrimaryBusy(ordinal, true);
   auto result = std::make_shared<CUresult>(CUDA_SUCCESS);
-  worker.executor().Run(
+  RunAfterReaper(
+      worker, context,
       [&worker, device, reset, result] {
         const Driver& driver = worker.driver();
         if (reset) *result = driver.cuDevicePrimaryCtxReset_v2(device);
@@ -101,7 +116,8 @@ CUresult ServeCuCtxDestroy(CallContext& call, const commands::CuCtxDestroy& comm
   const ReplyToken token = call.token();
   worker.ForgetContext(context);
   auto result = std::make_shared<CUresult>(CUDA_SUCCESS);
-  worker.executor().Run(
+  RunAfterReaper(
+      worker, context,
       [&worker, context, result] { *result = worker.driver().cuCtxDestroy_v2(context->context); },
       [&worker, context, result, token] {
         worker.ForwardOutput();

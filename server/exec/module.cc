@@ -372,8 +372,18 @@ CUresult ServeGetFunction(CallContext& call, Reader& reader) {
   FunctionInfo info = {};
   std::vector<KernelParameter> parameters;
   result = Describe(call, record, &info, &parameters);
+  Worker& worker = call.worker();
+  if (result == CUDA_ERROR_INVALID_CONTEXT && worker.current() == nullptr) {
+    // The runtime asks for kernels before it has a context; a driver that answers only in one gets
+    // that of the first device.
+    result = worker.RetainPrimary(0);
+    if (result == CUDA_SUCCESS) result = worker.MakeCurrent(worker.objects().primaries[0]);
+    info = {};
+    parameters.clear();
+    if (result == CUDA_SUCCESS) result = Describe(call, record, &info, &parameters);
+  }
   if (result != CUDA_SUCCESS) return result;
-  Objects& objects = call.worker().objects();
+  Objects& objects = worker.objects();
   auto& table = handle.kind() == HandleKind::kKernel ? objects.kernels : objects.functions;
   if (!table.Adopt(handle, std::move(record))) {
     return call.Malformed("A function is looked up under an impossible handle.");

@@ -167,7 +167,7 @@ CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command
   const auto stream = call.stream_state();
   if (CUresult result = worker_.PrepareContext(*context); result != CUDA_SUCCESS) return result;
   const InlineSlot slot = context->arena->TakeSlot(static_cast<uint32_t>(bytes.size()));
-  if (slot.address != nullptr && command.reply_when != ReplyWhen::kDone) {
+  if (slot.address != nullptr) {
     memcpy(slot.address, bytes.data(), bytes.size());
     const CUresult result =
         ToDevice(worker_.driver(), command.target, command.target_pitch, slot.address,
@@ -177,11 +177,10 @@ CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command
     } else {
       context->arena->ReturnSlot(slot);
     }
-    return result;
+    if (result != CUDA_SUCCESS || command.reply_when != ReplyWhen::kDone) return result;
+    return worker_.waits().ForStreams(call, context, {stream});
   }
-  // Many small copies are waiting (or the reply has to): this one waits outside pinned memory,
-  // behind a gate.
-  if (slot.address != nullptr) context->arena->ReturnSlot(slot);
+  // Many small copies are waiting: this one waits outside pinned memory, behind a gate.
   worker_.progress().Mark(stream);
   Transfer transfer;
   transfer.upload = true;

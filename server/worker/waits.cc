@@ -117,6 +117,7 @@ void Waits::End(Wait wait, CUresult result) {
     if (wait.context != nullptr) worker_.MakeCurrent(wait.context);
     result = wait.finish(&body);
   }
+  if (result == kDeferred) return;
   if (wait.reveals_output) worker_.ForwardOutput();
   worker_.Answer(wait.token, result, body);
 }

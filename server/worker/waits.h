@@ -27,7 +27,7 @@ struct Wait {
   std::shared_ptr<StreamState> stream;  // until `cost` has finished
   uint64_t cost = 0;
   std::vector<std::shared_ptr<ReapJob>> reaping;
-  // Run at the end on success: makes the body of the reply, or fails.
+  // Run at the end on success: makes the body of the reply, or fails; kDeferred answers later.
   std::function<CUresult(std::vector<std::byte>*)> finish;
   bool reveals_output = false;  // a synchronisation, at which the driver flushes kernel output
   int64_t since_ns = 0;
