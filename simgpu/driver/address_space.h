@@ -29,7 +29,8 @@ enum class MemoryKind {
   kHost,        // cuMemHostAlloc
   kRegistered,  // cuMemHostRegister
   kManaged,
-  kVariable,  // of a module
+  kVariable,         // of a module
+  kManagedVariable,  // of a module, declared __managed__
 };
 
 struct Allocation {
@@ -49,8 +50,10 @@ struct Allocation {
 
   uint64_t end() const { return begin + bytes; }
   bool host_accessible() const {
-    return kind == MemoryKind::kHost || kind == MemoryKind::kRegistered ||
-           kind == MemoryKind::kManaged;
+    return kind == MemoryKind::kHost || kind == MemoryKind::kRegistered || managed();
+  }
+  bool managed() const {
+    return kind == MemoryKind::kManaged || kind == MemoryKind::kManagedVariable;
   }
 };
 

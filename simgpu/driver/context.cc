@@ -90,6 +90,15 @@ CUresult FindContext(CUcontext handle, std::shared_ptr<Context>* context) {
   return CUDA_ERROR_INVALID_CONTEXT;
 }
 
+std::shared_ptr<Context> ActivatePrimary(Device* device) {
+  if (device->primary_context == nullptr) {
+    device->primary_context = std::make_shared<Context>(device, true, device->primary_flags);
+    device->primary_context->set_handle(device->primary_handle);
+    state()->contexts.Set(device->primary_handle, device->primary_context);
+  }
+  return device->primary_context;
+}
+
 CUresult EnterFailedContext(std::shared_ptr<Context>* context) {
   SIMGPU_RETURN_IF_ERROR(Enter());
   if (OnWorkerThread()) return CUDA_ERROR_NOT_PERMITTED;
@@ -377,7 +386,10 @@ void Context::Destroy() {
   }
   for (CUmodule module : modules) UnloadModule(module);
   for (const auto& allocation : state()->memory.OfContext(this)) {
-    if (allocation->kind == MemoryKind::kVariable) continue;  // freed with its Program
+    if (allocation->kind == MemoryKind::kVariable ||
+        allocation->kind == MemoryKind::kManagedVariable) {
+      continue;  // freed with its Program
+    }
     if (state()->memory.Remove(allocation->begin) != nullptr) {
       allocation->device->Refund(allocation->charged_bytes);
     }

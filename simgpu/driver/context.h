@@ -140,6 +140,9 @@ bool PopHandle(CUcontext* handle);  // false if it is empty
 // CUDA_ERROR_CONTEXT_IS_DESTROYED for a primary context that is not active.
 CUresult FindContext(CUcontext handle, std::shared_ptr<Context>* context);
 
+// Makes the device's primary context active without retaining it; the caller holds primary_mutex.
+std::shared_ptr<Context> ActivatePrimary(Device* device);
+
 // In calls named _ptds and _ptsz the null stream means the per-thread one.
 class PerThreadDefaultStream {
  public:

@@ -44,16 +44,6 @@ CUresult Create(CUcontext* handle, unsigned flags, CUdevice number) {
   return CUDA_SUCCESS;
 }
 
-// Makes the primary context active; its mutex is held.
-std::shared_ptr<Context> Activate(Device* device) {
-  if (device->primary_context == nullptr) {
-    device->primary_context = std::make_shared<Context>(device, true, device->primary_flags);
-    device->primary_context->set_handle(device->primary_handle);
-    state()->contexts.Set(device->primary_handle, device->primary_context);
-  }
-  return device->primary_context;
-}
-
 void Deactivate(Device* device) {
   const std::shared_ptr<Context> context = std::move(device->primary_context);
   device->primary_context = nullptr;
@@ -312,7 +302,7 @@ SIMGPU_EXPORT cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice number) {
   SIMGPU_RETURN_IF_ERROR(FindDevice(number, &device));
   if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(device->primary_mutex);
-  Activate(device);
+  ActivatePrimary(device);
   ++device->primary_retains;
   *handle = device->primary_handle;
   return CUDA_SUCCESS;

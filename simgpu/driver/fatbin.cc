@@ -136,17 +136,17 @@ CUresult AddContainer(const void* container, int compute_capability,
     return CUDA_ERROR_INVALID_IMAGE;
   }
   if (!chosen) return CUDA_SUCCESS;
-  if (static_cast<int>(chosen->header.arch) > compute_capability) {
+  std::string text;
+  if (!Unpack(*chosen, &text)) {
+    *log = "The PTX in the fat binary cannot be decompressed.";
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  if (static_cast<int>(chosen->header.arch) > compute_capability && !IsDeviceRuntime(text)) {
     LogWarning(
         "The oldest PTX of a fat binary is for compute capability (%u.%u), newer than this "
         "device's (%d.%d): it is used all the same.",
         chosen->header.arch / 10, chosen->header.arch % 10, compute_capability / 10,
         compute_capability % 10);
-  }
-  std::string text;
-  if (!Unpack(*chosen, &text)) {
-    *log = "The PTX in the fat binary cannot be decompressed.";
-    return CUDA_ERROR_INVALID_IMAGE;
   }
   texts->push_back(std::move(text));
   return CUDA_SUCCESS;

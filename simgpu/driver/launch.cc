@@ -125,8 +125,7 @@ void Run(Context& context, const Function& function, const Shape& shape,
   const CUresult error = ResultOf(result.fault);
   if (error == CUDA_SUCCESS) return;
   if (result.fault != Fault::kAssert) {  // an assertion has spoken for itself
-    LogWarning("Kernel (%s) fails with error %d: %s", function.info().name.c_str(), error,
-               result.message.c_str());
+    LogWarning("%s (error %d)", result.message.c_str(), error);
   }
   context.Poison(error);
 }

@@ -140,9 +140,12 @@ CUresult FindVariable(CUlibrary handle, const char* name, bool managed, CUdevice
   if (name == nullptr || (address == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Context> context;
   if (EnterContext(&context) != CUDA_SUCCESS) {
-    // Managed variables are asked for before the runtime has a context.
-    if (!managed) return EnterContext(&context);
-    SIMGPU_RETURN_IF_ERROR(ContextOn(0, &context));
+    // The runtime asks for managed variables before it has a context: they live in the first
+    // device's primary one, which a runtime program uses.
+    if (!managed || OnWorkerThread()) return EnterContext(&context);
+    Device* const device = state()->devices[0].get();
+    std::lock_guard lock(device->primary_mutex);
+    context = ActivatePrimary(device);
   }
   std::shared_ptr<Module> module;
   SIMGPU_RETURN_IF_ERROR(library->ModuleIn(context, &module));

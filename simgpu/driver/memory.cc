@@ -244,7 +244,7 @@ SIMGPU_EXPORT cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise, CU
   std::shared_ptr<Context> context;
   SIMGPU_RETURN_IF_ERROR(EnterContext(&context));
   const auto found = state()->memory.FindRange(address, bytes);
-  const bool managed = found != nullptr && found->kind == MemoryKind::kManaged;
+  const bool managed = found != nullptr && found->managed();
   return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -254,7 +254,7 @@ SIMGPU_EXPORT cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLoca
   std::shared_ptr<Context> context;
   SIMGPU_RETURN_IF_ERROR(ResolveStream(handle, &stream, &context));
   const auto found = state()->memory.FindRange(address, bytes);
-  if (flags != 0 || found == nullptr || found->kind != MemoryKind::kManaged) {
+  if (flags != 0 || found == nullptr || !found->managed()) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   context->Enqueue(stream, [] {});

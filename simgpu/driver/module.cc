@@ -52,6 +52,11 @@ CUresult LoadModule(const std::shared_ptr<Context>& context, const std::string& 
     *log = error.message;
     return ResultOf(error.kind);
   }
+  for (const Variable& variable : program->variables()) {
+    if (!variable.managed) continue;
+    const auto allocation = state()->memory.Find(variable.address);
+    if (allocation != nullptr) allocation->kind = MemoryKind::kManagedVariable;
+  }
   *module = std::make_shared<Module>(context, std::move(program));
   (*module)->handle_ = state()->modules.Insert(*module);
   context->AddModule((*module)->handle_);

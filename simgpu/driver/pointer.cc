@@ -25,9 +25,8 @@ CUresult Attribute(CUpointer_attribute attribute, const Allocation* allocation, 
     }
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       if (!known) return Give<unsigned>(data, 0);
-      return Give<unsigned>(data, host && allocation->kind != MemoryKind::kManaged
-                                      ? CU_MEMORYTYPE_HOST
-                                      : CU_MEMORYTYPE_DEVICE);
+      return Give<unsigned>(
+          data, host && !allocation->managed() ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return Give<uint64_t>(data, known ? pointer : 0);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
@@ -41,7 +40,7 @@ CUresult Attribute(CUpointer_attribute attribute, const Allocation* allocation, 
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return Give<unsigned long long>(data, known ? allocation->buffer_id : 0);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return Give<unsigned>(data, known && allocation->kind == MemoryKind::kManaged ? 1 : 0);
+      return Give<unsigned>(data, known && allocation->managed() ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       return Give<int>(data, known ? allocation->device->ordinal : -2);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:

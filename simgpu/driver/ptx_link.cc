@@ -195,6 +195,30 @@ double HeaderNumber(std::string_view text) {
   return digit == std::string_view::npos ? 0 : atof(std::string(text.substr(digit)).c_str());
 }
 
+// nvcc adds NVIDIA's device runtime (for kernels that launch kernels) to every -rdc program. It is
+// a library: a text that nothing else refers to stays out.
+std::vector<std::string_view> WithoutUnusedRuntime(const std::vector<std::string>& texts) {
+  std::vector<std::string_view> kept;
+  std::unordered_set<std::string> wanted;
+  for (const std::string& text : texts) {
+    if (IsDeviceRuntime(text)) continue;
+    kept.push_back(text);
+    if (texts.size() == 1) break;
+    for (const Statement& s : Statements(text)) {
+      if (s.linkage == Linkage::kExtern) wanted.insert(s.name);
+    }
+  }
+  for (const std::string& text : texts) {
+    if (!IsDeviceRuntime(text)) continue;
+    bool used = kept.empty();
+    for (const Statement& s : Statements(text)) {
+      used = used || (s.linkage == Linkage::kVisible && wanted.contains(s.name));
+    }
+    if (used) kept.push_back(text);
+  }
+  return kept;
+}
+
 }  // namespace
 
 std::vector<std::string> KernelNames(std::string_view ptx) {
@@ -209,7 +233,12 @@ std::vector<std::string> KernelNames(std::string_view ptx) {
   return names;
 }
 
-bool LinkPtx(const std::vector<std::string>& texts, std::string* linked, std::string* error) {
+bool IsDeviceRuntime(std::string_view ptx) {
+  return ptx.find("__CNPRT_VERSION_NUMBER__") != std::string_view::npos;
+}
+
+bool LinkPtx(const std::vector<std::string>& all_texts, std::string* linked, std::string* error) {
+  const std::vector<std::string_view> texts = WithoutUnusedRuntime(all_texts);
   if (texts.size() == 1) {
     *linked = texts[0];
     return true;
@@ -218,7 +247,7 @@ bool LinkPtx(const std::vector<std::string>& texts, std::string* linked, std::st
   std::string_view version;
   std::string_view target;
   std::unordered_set<std::string> defined;  // in any text
-  for (const std::string& text : texts) {
+  for (const std::string_view text : texts) {
     units.push_back(Statements(text));
     for (const Statement& s : units.back()) {
       if (s.kind == StatementKind::kHeader) {
@@ -255,7 +284,7 @@ bool LinkPtx(const std::vector<std::string>& texts, std::string* linked, std::st
         if (defined.contains(s.name) || !declared.insert(s.name).second) continue;
       } else if (!s.name.empty() &&
                  (s.linkage != Linkage::kLocal || s.kind == StatementKind::kEntry)) {
-        const bool forward = s.kind == StatementKind::kFunction && !s.definition;
+        const bool forward = s.kind != StatementKind::kVariable && !s.definition;
         if (!forward) {
           const auto [earlier, fresh] = emitted.emplace(s.name, s.linkage);
           if (!fresh) {

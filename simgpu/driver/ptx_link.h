@@ -16,7 +16,11 @@ namespace simgpu {
 // The names of all .entry definitions, in order of appearance.
 std::vector<std::string> KernelNames(std::string_view ptx);
 
-// False with a sentence in *error if a name is defined twice. One text comes back as it is.
+// The device runtime that nvcc adds to -rdc programs.
+bool IsDeviceRuntime(std::string_view ptx);
+
+// False with a sentence in *error if a name is defined twice. One text comes back as it is. The
+// device runtime is left out if nothing refers to it.
 bool LinkPtx(const std::vector<std::string>& texts, std::string* linked, std::string* error);
 
 }  // namespace simgpu

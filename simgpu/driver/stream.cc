@@ -264,7 +264,7 @@ SIMGPU_EXPORT cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_
   std::shared_ptr<Context> context;
   SIMGPU_RETURN_IF_ERROR(ResolveStream(handle, &stream, &context));
   const auto allocation = state()->memory.Find(address);
-  if (allocation == nullptr || allocation->kind != MemoryKind::kManaged) {
+  if (allocation == nullptr || !allocation->managed()) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const bool known =

@@ -91,6 +91,29 @@ TEST_CASE("the first weak definition wins and a doubled strong one is an error",
   CHECK(error.find("(f)") != std::string::npos);
 }
 
+TEST_CASE("a kernel may be declared before it is defined", "[simgpu][ptx]") {
+  const std::string head = ".version 8.0\n.target sm_75\n.address_size 64\n";
+  std::string linked;
+  std::string error;
+  REQUIRE(LinkPtx(
+      {head + ".visible .entry k(.param .u32 p);\n.visible .entry k(.param .u32 p) { ret; }",
+       head + ".visible .entry other() { ret; }"},
+      &linked, &error));
+  CHECK(KernelNames(linked) == std::vector<std::string>{"k", "other"});
+}
+
+TEST_CASE("the device runtime is linked only where it is used", "[simgpu][ptx]") {
+  const std::string runtime =
+      std::string(kCallee) + ".visible .global .align 4 .u32 __CNPRT_VERSION_NUMBER__ = 6000;";
+  const std::string head = ".version 8.0\n.target sm_75\n.address_size 64\n";
+  std::string linked;
+  std::string error;
+  REQUIRE(LinkPtx({head + ".visible .entry k() { ret; }", runtime}, &linked, &error));
+  CHECK(KernelNames(linked) == std::vector<std::string>{"k"});
+  REQUIRE(LinkPtx({kCaller, runtime}, &linked, &error));
+  CHECK(KernelNames(linked) == std::vector<std::string>{"first", "second"});
+}
+
 TEST_CASE("one text is passed on as it is", "[simgpu][ptx]") {
   std::string linked;
   std::string error;
