@@ -45,6 +45,7 @@ struct Code {
   std::vector<Constant> constants;
   std::vector<CallSite> calls;
   std::vector<LocalSlot> parameters, results;  // of a device function
+  uint32_t polls = 0;                          // kPolls and kMayPoll of what it contains and calls
   uint32_t frame_bytes = 0;                    // registers
   uint32_t local_bytes = 0;                    // depot and parameters
   std::vector<uint32_t> variable_offsets;      // in local memory, by ptx::Function::variables

@@ -602,23 +602,22 @@ bool Decoder::Decode(const Statement& statement) {
   if (base == "cvt") return Convert();
   if (base == "cvta") return Cvta();
   if (base == "bra") return BranchStatement();
-  if (base == "ret") return Simple(Return);
-  if (base == "exit") return Simple(Exit);
-  if (base == "trap") return Simple(Trap);
-  if (base == "brkpt") return Simple(Nothing);
-  if (base == "pmevent") return Simple(Nothing);
+  if (base == "ret") return Simple(Return, {"uni"});
+  if (base == "exit") return Simple(Exit, {});
+  if (base == "trap") return Simple(Trap, {});
+  if (base == "brkpt") return Simple(Nothing, {});
   if (base == "call") return CallStatement();
   if (base == "bar" && words_.size() > 1 && words_[1] == "warp") return WarpBarrier();
   if (base == "bar" || base == "barrier") return Barrier();
-  if (base == "membar") return Simple(words_.back() == "cta" ? Nothing : FenceSc);
-  if (base == "fence") {
-    for (std::string_view word : words_)
-      if (word == "proxy" || word == "mbarrier_init") return Refuse("is not supported");
-    return Simple(FenceSc);
-  }
-  if (base == "nanosleep") return Simple(Nanosleep);
-  if (base == "prefetch" || base == "prefetchu" || base == "discard" || base == "applypriority")
-    return Simple(Nothing);
+  if (base == "membar")
+    return Simple(words_.back() == "cta" ? Nothing : FenceSc, {"cta", "gl", "sys"});
+  if (base == "fence")
+    return Simple(FenceSc, {"sc", "acq_rel", "acquire", "release", "cta", "gpu", "sys", "cluster"});
+  if (base == "nanosleep") return Simple(Nanosleep, {"u32"});
+  // Hints.
+  if (base == "prefetch" || base == "prefetchu" || base == "pmevent")
+    return Simple(Nothing, words_);
+  if (base == "discard" || base == "applypriority") return Simple(Nothing, words_);
   if (base == "isspacep") return IsSpacep();
   if (base == "atom") return Atomic(false);
   if (base == "red") return Atomic(true);
@@ -649,26 +648,52 @@ bool Decoder::Run() {
   for (Inst& i : code_->insts)
     if (is_branch(i)) i.target = first[static_cast<size_t>(i.target)];
   FindJoins(code_);
-  // What a backward branch costs. A loop that may be waiting for another thread (it reads memory
-  // in a way that only makes sense then) pays more, to give way soon.
-  constexpr uint32_t kWaitingCost = 64;
-  for (size_t k = 0; k < code_->insts.size(); ++k) {
-    Inst& i = code_->insts[k];
-    if (!is_branch(i) || i.target > static_cast<int32_t>(k)) continue;
-    uint32_t length = static_cast<uint32_t>(k) - static_cast<uint32_t>(i.target) + 1;
-    bool waits = false;
-    for (size_t j = static_cast<size_t>(i.target); j <= k && length <= 256; ++j)
-      waits |= (code_->insts[j].flags & kWaitingFlag) != 0;
-    i.x = waits ? length * kWaitingCost : length;
-  }
   code_->frame_bytes = (bytes_ + 63) & ~63u;
   return true;
 }
+
+namespace {
+
+// What a backward branch costs of its warp's slice: the length of the loop, times more if the loop
+// may be waiting for another thread, which it should give way to soon.
+void PriceBranches(KernelImage* image) {
+  constexpr uint32_t kPollCost = 256, kMayPollCost = 16;
+  auto polls = [&](const Code& code, const Inst& i) {
+    uint32_t flags = i.flags & (kPolls | kMayPoll);
+    if (i.fn == Call && code.calls[i.x].callee >= 0)
+      flags |= image->by_function.at(code.calls[i.x].callee)->polls;
+    return flags;
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (Code& code : image->codes) {
+      uint32_t all = code.polls;
+      for (const Inst& i : code.insts) all |= polls(code, i);
+      changed |= all != code.polls;
+      code.polls = all;
+    }
+  }
+  for (Code& code : image->codes) {
+    for (size_t k = 0; k < code.insts.size(); ++k) {
+      Inst& i = code.insts[k];
+      if ((i.fn != Branch && i.fn != BranchAlways) || i.target > static_cast<int32_t>(k)) continue;
+      uint32_t length = static_cast<uint32_t>(k) - static_cast<uint32_t>(i.target) + 1;
+      uint32_t flags = 0;
+      // A long loop is doing something.
+      for (size_t j = static_cast<size_t>(i.target); j <= k && length <= 256; ++j)
+        flags |= polls(code, code.insts[j]);
+      i.x = length * (flags & kPolls ? kPollCost : flags & kMayPoll ? kMayPollCost : 1);
+    }
+  }
+}
+
+}  // namespace
 
 bool DecodeImage(const ptx::Module& module, const VariableAddresses& addresses,
                  const HandlerSet& handlers, KernelImage* image, DecodeError* error) {
   for (Code& code : image->codes)
     if (!Decoder(module, addresses, handlers, *image, &code, error).Run()) return false;
+  PriceBranches(image);
   return true;
 }
 

@@ -1,12 +1,17 @@
+#include <algorithm>
+
 #include "simgpu/exec/decoder.h"
 #include "simgpu/exec/ops_control.h"
 #include "simgpu/exec/ops_warp.h"
 
 namespace simgpu::exec {
 
-bool Decoder::Simple(Handler fn) {
+bool Decoder::Simple(Handler fn, const Words& modifiers) {
+  for (size_t k = 1; k < words_.size(); ++k)
+    if (std::find(modifiers.begin(), modifiers.end(), words_[k]) == modifiers.end())
+      return Refuse("is not supported");
   Inst& i = Emit(fn);
-  if (fn == Nanosleep) i.flags = kWaitingFlag;
+  if (fn == Nanosleep) i.flags = kPolls;
   return true;
 }
 

@@ -175,7 +175,7 @@ bool Decoder::Load() {
     i.a = slot;
     i.imm = offset;
     i.target = static_cast<int32_t>(code_->insts.size() % kCachedRanges);
-    i.flags = access.waiting ? static_cast<uint32_t>(kWaitingFlag) : 0u;
+    i.flags = access.waiting ? static_cast<uint32_t>(kPolls) : 0u;
     i.d = slots[0], i.e = slots[1], i.g = slots[2], i.x = slots[3];
   }
   WidenTargets(access.type.kind == 's');
@@ -289,7 +289,7 @@ bool Decoder::Atomic(bool reduction) {
   i.c = c;
   i.d = d;
   i.imm = offset;
-  i.flags = kWaitingFlag;
+  i.flags = cas || request.operation == "exch" ? kPolls : reduction ? 0u : kMayPoll;
   i.target = static_cast<int32_t>(code_->insts.size() % kCachedRanges);
   return true;
 }

@@ -55,7 +55,8 @@ class Decoder {
   bool Barrier();
   bool WarpBarrier();
   bool CallStatement();
-  bool Simple(Handler fn);
+  // Of these modifiers only.
+  bool Simple(Handler fn, const Words& modifiers);
   bool Shuffle();
   bool Vote();
   bool Match();

@@ -60,8 +60,10 @@ enum Flag : uint32_t {
   kWrap = 1 << 19,
   kRelu = 1 << 20,
   kFull = 1 << 21,
-  kWaitingFlag = 1 << 23,  // such as a loop executes that waits for another thread
-  kForceable = 1 << 22,    // a warp-wide instruction that may run with fewer lanes than it names
+  // What a loop contains that may be waiting for another thread: surely polling, or perhaps.
+  kPolls = 1 << 23,
+  kMayPoll = 1 << 24,
+  kForceable = 1 << 22,  // a warp-wide instruction that may run with fewer lanes than it names
 };
 constexpr uint32_t kRoundingFlags = kRz | kRm | kRp;
 

@@ -13,7 +13,15 @@ namespace {
 // What a warp may spend on backward branches before others run. Long enough that an ordinary loop
 // keeps its lanes together; loops that look like waiting pay a multiple (decode.cc), so that a lock
 // changes hands in microseconds.
-constexpr int32_t kSlice = 32768;
+int32_t Slice() {
+  // SIMGPU_SLICE=1 gives way at every backward branch, to test that nothing leans on luck.
+  static const int32_t slice = [] {
+    const char* wish = std::getenv("SIMGPU_SLICE");
+    int value = wish ? std::atoi(wish) : 0;
+    return value > 0 ? value : 32768;
+  }();
+  return slice;
+}
 // A block whose every turn ends with a spent budget may be waiting for a block that has not begun:
 // after so many turns the next block becomes resident.
 constexpr uint32_t kPatience = 16;
@@ -47,7 +55,8 @@ LaunchEngine::LaunchEngine(const KernelImage& image, const KernelInfo& info,
   local_stride_ = (image.local_bytes + 15) & ~uint64_t{15};
   if (image.calls_unbounded) local_stride_ += kRecursionBytes;
   parameters_.resize(std::max<size_t>(info.parameter_bytes, 1));
-  if (info.parameter_bytes) memcpy(parameters_.data(), request.parameters, info.parameter_bytes);
+  if (info.parameter_bytes && request.parameters)
+    memcpy(parameters_.data(), request.parameters, info.parameter_bytes);
   c_.engine = this;
   c_.parameters = parameters_.data();
   c_.parameter_bytes = info.parameter_bytes;
@@ -391,7 +400,7 @@ bool LaunchEngine::RunWarp(Block* block, Warp* warp) {
   c_.live = warp->live;
   c_.shared = block->shared.get();
   c_.local = warp->local.get();
-  c_.budget = kSlice;
+  c_.budget = Slice();
   bool ran = false;
   if (warp->current >= 0 &&
       warp->nodes[static_cast<size_t>(warp->current)].state != Node::State::kRun)
