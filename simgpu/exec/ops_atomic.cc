@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "simgpu/exec/context.h"
+#include "simgpu/exec/float16.h"
 
 namespace simgpu::exec {
 namespace {
@@ -48,6 +49,44 @@ T Update(T* target, F f) {
       return old;
   }
 }
+
+// On the device an f32 addition in global memory flushes subnormals, one in shared memory does not.
+float FlushF32(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if ((bits & 0x7f800000) == 0) bits &= 0x80000000;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+struct AddF32Flush {
+  template <typename T>
+  static T Do(T* p, T v, T) {
+    return Update(p, [v](T old) {
+      T sum = FlushF32(FlushF32(old) + FlushF32(v));
+      if (sum != sum) {
+        uint32_t nan = 0x7fffffffu;
+        memcpy(&sum, &nan, 4);
+      }
+      return sum;
+    });
+  }
+};
+// One or two 16-bit floats.
+template <typename F, int kHalves>
+struct AddHalves {
+  template <typename T>
+  static T Do(T* p, T v, T) {
+    return Update(p, [v](T old) {
+      uint32_t result = 0;
+      for (int h = 0; h < kHalves; ++h) {
+        double sum = F::Value(static_cast<uint16_t>(uint32_t{old} >> (16 * h))) +
+                     F::Value(static_cast<uint16_t>(uint32_t{v} >> (16 * h)));
+        result |= uint32_t{F::Round(sum, 0)} << (16 * h);
+      }
+      return static_cast<T>(result);
+    });
+  }
+};
 
 struct Add {
   template <typename T>
@@ -185,7 +224,16 @@ Handler Pick(std::string_view op, std::string_view type) {
   if (op == "add") {
     if (u32 || s32) return Atomic<kSpace, Add, uint32_t>;
     if (u64 || s64) return Atomic<kSpace, Add, uint64_t>;
-    if (type == "f32") return Atomic<kSpace, Add, float>;
+    if (type == "f32") {
+      if constexpr (kSpace == MemorySpace::kShared)
+        return Atomic<kSpace, Add, float>;
+      else
+        return Atomic<kSpace, AddF32Flush, float>;
+    }
+    if (type == "f16") return Atomic<kSpace, AddHalves<F16, 1>, uint16_t>;
+    if (type == "f16x2") return Atomic<kSpace, AddHalves<F16, 2>, uint32_t>;
+    if (type == "bf16") return Atomic<kSpace, AddHalves<Bf16, 1>, uint16_t>;
+    if (type == "bf16x2") return Atomic<kSpace, AddHalves<Bf16, 2>, uint32_t>;
     if (type == "f64") return Atomic<kSpace, Add, double>;
   } else if (op == "min" || op == "max") {
     bool min = op == "min";

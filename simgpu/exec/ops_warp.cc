@@ -200,6 +200,4 @@ void ActiveMask(Context& c, const Inst& i, uint32_t mask) {
   EachLane(mask, [&](uint32_t l) { d[l] = mask; });
 }
 
-const Rows kWarpRows = {nullptr, 0};
-
 }  // namespace simgpu::exec

@@ -5,6 +5,10 @@
 #include "simgpu/exec/decode.h"
 
 namespace simgpu::exec {
+
+// Rows whose handlers are compiled once (ops_half.cc).
+extern const Rows kOnceRows;
+
 namespace {
 
 // Appends every mnemonic that a pattern stands for.
@@ -36,7 +40,7 @@ void Expand(const char* pattern, const std::string& prefix, std::vector<std::str
 RowTable BuildTable(const HandlerSet& set) {
   RowTable table;
   std::vector<std::string> names;
-  for (const Rows* rows : {&set.integer, &set.bits, &set.f32, &set.f64, &set.compare, &kWarpRows}) {
+  for (const Rows* rows : {&set.integer, &set.bits, &set.f32, &set.f64, &set.compare, &kOnceRows}) {
     for (size_t k = 0; k < rows->count; ++k) {
       names.clear();
       Expand(rows->rows[k].pattern, "", &names);
