@@ -33,6 +33,10 @@ bool IsSticky(CUresult error) {
   }
 }
 
+bool SynchronizesContext(Function function) {
+  return function == Function::kCuCtxSynchronize || function == Function::kCuCtxSynchronize_v2;
+}
+
 }  // namespace
 
 Call::Call(Function function, Need need) : function_(function) {
@@ -152,12 +156,16 @@ bool Call::MemoryPool(CUmemoryPool pool, uint64_t* wire) {
 }
 
 bool Call::DeviceRange(CUdeviceptr address, uint64_t bytes) {
+  if (bytes == 0) nothing_ = true;
   return bytes == 0 || session_->plan.DeviceRange(address, bytes) ||
          Refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
 bool Call::DeviceRange2D(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height) {
-  if (width == 0 || height == 0) return true;
+  if (width == 0 || height == 0) {
+    nothing_ = true;
+    return true;
+  }
   uint64_t rows = 0, bytes = 0;
   if ((height > 1 && pitch < width) || __builtin_mul_overflow(pitch, height - 1, &rows) ||
       __builtin_add_overflow(rows, width, &bytes)) {
@@ -186,6 +194,33 @@ CUresult Call::Noted(CUresult result) {
   return result;
 }
 
+// --- Synchronous uploads that are only posted ---------------------------------------------------
+//
+// A synchronous upload has happened when the call returns; posted, it is only on its way. On the
+// legacy stream it stands before all that follows on streams which wait for that one. What follows
+// on the others (non-blocking streams) must be held back until it is done, and holding back must
+// not deadlock: if the upload itself stands behind a kernel, that kernel may be waiting for just
+// such work of another thread. So, once a context has non-blocking streams, only uploads that stand
+// behind nothing but other uploads are posted; the rest are calls, as they are with a local driver.
+
+bool Call::MayPostUpload() const {
+  const ContextRecord& context = *context_;
+  if (stream_ != &context.legacy) return false;
+  if (context.non_blocking_streams.load(std::memory_order_relaxed) == 0) return true;
+  if (context.legacy.finished.load(std::memory_order_relaxed) <
+      context.others_posted.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  bool idle = true;
+  session_->streams.ForEach([&](const StreamRecord& stream) {
+    if (stream.context == &context && (stream.flags & CU_STREAM_NON_BLOCKING) == 0 &&
+        stream.finished.load() < stream.issued.load()) {
+      idle = false;
+    }
+  });
+  return idle;
+}
+
 void Call::UploadPosted() {
   std::atomic<uint64_t>& last = context_->uploads_posted;
   uint64_t seen = last.load(std::memory_order_relaxed);
@@ -193,10 +228,14 @@ void Call::UploadPosted() {
   }
 }
 
-// A synchronous upload that was posted on the legacy stream is ordered before later work on all
-// streams that wait for that one. Those that do not must be held back until it is done.
 CUresult Call::OrderAfterUploads() {
   if (stream_ == nullptr || (stream_->flags & CU_STREAM_NON_BLOCKING) == 0) return CUDA_SUCCESS;
+  // These touch no memory, so what was uploaded does not matter to them.
+  if (function_ == Function::kCuEventRecord || function_ == Function::kCuEventRecordWithFlags ||
+      function_ == Function::kCuStreamWaitEvent || function_ == Function::kCuStreamSynchronize ||
+      function_ == Function::kCuStreamQuery) {
+    return CUDA_SUCCESS;
+  }
   ContextRecord& context = *stream_->context;
   const uint64_t value = context.uploads_posted.load(std::memory_order_relaxed);
   if (context.legacy.finished.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
@@ -207,6 +246,7 @@ CUresult Call::OrderAfterUploads() {
 
 CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
                          std::span<const std::span<const std::byte>> sections, uint32_t cost) {
+  if (nothing_) return CUDA_SUCCESS;
   if (session_->synchronous()) {
     return InvokeBytes(function, command, bytes, sections, nullptr, 0, nullptr);
   }
@@ -224,6 +264,11 @@ CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
   CountersOf(function_).posted.fetch_add(1, std::memory_order_relaxed);
   const CUresult result = session_->Post(call, stream_);
   issued_ = call.issued;
+  // (A synchronous upload overtakes nobody: it is noted by itself.)
+  if (function_ != Function::kCuMemcpyHtoD && call.cost != 0 && context_ != nullptr &&
+      stream_ == &context_->legacy) {
+    context_->others_posted.store(issued_, std::memory_order_relaxed);
+  }
   return Noted(result);
 }
 
@@ -240,6 +285,10 @@ CUresult Call::Exchange(uint32_t function, const void* command, size_t bytes,
   const CUresult ordered = OrderAfterUploads();
   if (ordered != CUDA_SUCCESS) return Noted(ordered);
   CountersOf(function_).round_trips.fetch_add(1, std::memory_order_relaxed);
+  // Waiting for the legacy stream or the whole context brings the output of kernels with it.
+  if (context_ != nullptr && (stream_ == &context_->legacy || SynchronizesContext(function_))) {
+    context_->launched.store(false, std::memory_order_relaxed);
+  }
   return Noted(session_->Invoke(call, waiter));
 }
 

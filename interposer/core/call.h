@@ -79,7 +79,7 @@ class Call {
   bool Kernel(CUkernel kernel, uint64_t* wire);
   bool MemoryPool(CUmemoryPool pool, uint64_t* wire);
   // [address, address + bytes) lies in one live device allocation: INVALID_VALUE otherwise. Zero
-  // bytes are fine anywhere.
+  // bytes are fine anywhere; a Post after that has nothing to do and sends nothing.
   bool DeviceRange(CUdeviceptr address, uint64_t bytes);
   // height rows of width bytes, pitch apart.
   bool DeviceRange2D(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height);
@@ -118,7 +118,8 @@ class Call {
   // The window's count of the stream after the last Post that had a cost: what its progress has to
   // reach before that operation is finished.
   uint64_t issued() const { return issued_; }
-  // The last Post was a synchronous upload on the legacy stream: see OrderAfterUploads.
+  // Synchronous uploads on the legacy stream may be posted if nothing can tell: see call.cc.
+  bool MayPostUpload() const;
   void UploadPosted();
   // The whole reply goes to memory of exactly its size (inline downloads).
   CUresult InvokeInto(uint32_t function, const void* command, size_t bytes,
@@ -139,6 +140,7 @@ class Call {
   ThreadState* thread_ = nullptr;
   StreamRecord* stream_ = nullptr;  // from Stream(), for the window
   uint64_t issued_ = 0;
+  bool nothing_ = false;  // a range of no bytes was given
 };
 
 }  // namespace penstock::interposer

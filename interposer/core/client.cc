@@ -40,6 +40,7 @@ SessionOptions SessionOptionsFromEnvironment(const std::string& server) {
   options.synchronous = EnvFlag("PENSTOCK_SYNC") || EnvListContains("PENSTOCK_DISABLE", "post");
   options.inline_copies = !EnvListContains("PENSTOCK_DISABLE", "inline");
   options.staging = !EnvListContains("PENSTOCK_DISABLE", "staging");
+  options.window = !EnvListContains("PENSTOCK_DISABLE", "window");
   options.reserve_addresses = !EnvListContains("PENSTOCK_DISABLE", "reserve");
   return options;
 }

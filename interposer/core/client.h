@@ -6,7 +6,8 @@
 //   PENSTOCK_GPUS=N             how many devices to ask for; 0 for all (default: all)
 //   PENSTOCK_SYNC=1             every call waits for its result
 //   PENSTOCK_STATS=FILE         counts, as JSON, when the program ends (statistics.h)
-//   PENSTOCK_DISABLE=a,b        switches optimisations off: post, inline, staging, reserve
+//   PENSTOCK_DISABLE=a,b        switches optimisations off: post, inline, staging, reserve,
+//                               window (a program can then fill the driver's launch queue)
 //   CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, CUDA_LAUNCH_BLOCKING, CUDA_MODULE_LOADING
 //                               as NVIDIA documents them for its driver
 //

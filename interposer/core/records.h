@@ -59,8 +59,12 @@ struct ContextRecord {
   // none.
   std::atomic<CUresult> sticky{CUDA_SUCCESS};
   uint32_t retains = 0;  // primary: guarded by the Client's contexts lock
-  // What the legacy stream has to finish before synchronous uploads that were only posted are done.
-  std::atomic<uint64_t> uploads_posted{0};
+  // What the legacy stream has to finish before synchronous uploads that were only posted are done,
+  // and before everything else on it is.
+  std::atomic<uint64_t> uploads_posted{0}, others_posted{0};
+  std::atomic<int> non_blocking_streams{0};
+  // A kernel was launched that nobody has waited for since: it may have output to show.
+  std::atomic<bool> launched{false};
   StreamRecord legacy;  // the stream that a null handle names
 
   void Reset() {
@@ -75,6 +79,9 @@ struct ContextRecord {
     sticky = CUDA_SUCCESS;
     retains = 0;
     uploads_posted = 0;
+    others_posted = 0;
+    non_blocking_streams = 0;
+    launched = false;
     legacy.Reset();
   }
 };

@@ -47,7 +47,9 @@ Session::Session(std::unique_ptr<transport::Connection> connection, ParsedWelcom
       connection_(std::move(connection)),
       welcome_(std::move(welcome)),
       options_(std::move(options)),
-      window_(server().stream_window == 0 ? kStreamWindow : server().stream_window),
+      window_(!options_.window              ? UINT64_MAX
+              : server().stream_window == 0 ? kStreamWindow
+                                            : server().stream_window),
       calls_(*connection_, welcome_.welcome.epoch),
       receiver_(*connection_, *this),
       staging_(*connection_) {

@@ -35,6 +35,7 @@ struct SessionOptions {
   bool reserve_addresses = true;
   bool inline_copies = true;
   bool staging = true;
+  bool window = true;
 };
 
 class Session final : private ReceiverHandler {

@@ -14,10 +14,8 @@
 //
 // A download into pageable memory is complete on return, for the asynchronous functions as well.
 //
-// A synchronous upload that was only posted must still look synchronous. Its stream orders it
-// before everything but work on streams that do not wait for the legacy stream (non-blocking ones):
-// before something is sent there, the client waits for the upload (Call::OrderAfterUploads). On a
-// per-thread stream, which nothing else waits for, a synchronous upload is a call.
+// A synchronous upload that was only posted must still look synchronous: core/call.cc says when
+// that is so. On a per-thread stream, which nothing else waits for, a synchronous upload is a call.
 #include <cstring>
 
 #include "commands.gen.h"
@@ -117,8 +115,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     return CUDA_ERROR_INVALID_VALUE;
   }
   // Posting a synchronous copy is possible where its stream orders it before what comes next.
-  const bool on_legacy = stream == kLegacyStream.bits;
-  const bool may_post = (asynchronous || on_legacy) && !session.synchronous();
+  const bool may_post = (asynchronous || call.MayPostUpload()) && !session.synchronous();
 
   UploadCommand command{};
   command.target = target.first;

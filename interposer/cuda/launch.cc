@@ -148,6 +148,7 @@ CUresult Launch(Call& call, CUfunction hfunction, const LaunchShape& shape, CUst
   if ((flags & kLaunchCooperative) != 0) {
     return call.InvokeBytes(operation, &command, sizeof command, sections, nullptr, 0, nullptr);
   }
+  call.context().launched.store(true, std::memory_order_relaxed);
   const CUresult result = call.PostBytes(operation, &command, sizeof command, sections, 1);
   if (result != CUDA_SUCCESS || !call.client().options().launch_blocking) return result;
   return Synchronize(call, command.stream);

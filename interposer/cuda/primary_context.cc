@@ -27,6 +27,8 @@ CUresult CuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     if (result != CUDA_SUCCESS) return result;
     record.sticky = CUDA_SUCCESS;
     record.uploads_posted = 0;
+    record.others_posted = 0;
+    record.non_blocking_streams = 0;
     record.legacy.issued = 0;
     record.legacy.finished = 0;
     record.active = true;
@@ -44,8 +46,11 @@ CUresult CuDevicePrimaryCtxRelease(CUdevice device) {
   ContextRecord& record = PrimaryOf(call, command.dev);
   if (record.retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (--record.retains > 0 || !record.active) return CUDA_SUCCESS;
+  // Output of kernels appears when their context ends. Where there can be none, nobody needs to
+  // wait: NVIDIA's runtime releases the context as the program exits.
+  const bool wait = record.launched.exchange(false);
+  const CUresult result = wait ? call.Invoke(command) : call.Post(command);
   record.active = false;
-  const CUresult result = call.Invoke(command);
   lock.unlock();
   call.client().DropContext(record);
   return result;

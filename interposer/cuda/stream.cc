@@ -31,6 +31,7 @@ CUresult Create(Call& call, CUstream* result, unsigned flags, int priority) {
     call.session().streams.Remove(stream->handle);
     return posted;
   }
+  if ((flags & CU_STREAM_NON_BLOCKING) != 0) ++call.context().non_blocking_streams;
   *result = reinterpret_cast<CUstream>(stream->handle.bits);
   return CUDA_SUCCESS;
 }
@@ -57,7 +58,12 @@ CUresult CuStreamDestroy(CUstream stream) {
   Call call(Function::kCuStreamDestroy, Call::kContext);
   if (!call.ready()) return call.result();
   const Handle handle{reinterpret_cast<uint64_t>(stream)};
+  const StreamRecord* const record = call.session().streams.Find(handle);
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  ContextRecord* const context = record->context;
+  const bool non_blocking = (record->flags & CU_STREAM_NON_BLOCKING) != 0;
   if (!call.session().streams.Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
+  if (non_blocking) --context->non_blocking_streams;
   commands::CuStreamDestroy command{};
   command.hStream = handle.bits;
   return call.Post(command);
