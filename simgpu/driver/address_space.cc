@@ -100,7 +100,7 @@ uint64_t AddressSpace::Allocate(std::shared_ptr<Allocation> allocation, uint64_t
   std::unique_lock lock(mutex_);
   const size_t bytes = allocation->bytes;
   const bool small = bytes <= kSmallBytes && alignment <= kPage;
-  // 512 bytes is what cuMemAlloc aligns to, observed on every real device.
+  // CUDA promises 256 bytes at least; programs have come to rely on more.
   if (alignment < 512) alignment = 512;
   const uint64_t address = small ? PlaceSmall(bytes, alignment) : PlaceLarge(bytes, alignment);
   if (address == 0) return 0;

@@ -75,6 +75,7 @@ class Context : public MemoryMap, public std::enable_shared_from_this<Context> {
   CUresult GetLimit(CUlimit limit, size_t* value);
   CUresult SetLimit(CUlimit limit, size_t value);
   std::atomic<int> cache_config{CU_FUNC_CACHE_PREFER_NONE};
+  std::atomic<int> attachments{1};  // cuCtxAttach
   std::atomic<int> shared_config{CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE};
 
   // --- peers

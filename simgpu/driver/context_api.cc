@@ -331,7 +331,7 @@ SIMGPU_EXPORT cuDevicePrimaryCtxReset_v2(CUdevice number) {
   if (OnWorkerThread()) return CUDA_ERROR_NOT_PERMITTED;
   penstock::interop::DropContext(device->primary_handle);
   std::lock_guard lock(device->primary_mutex);
-  // Observed on a real driver: the retain count is reset with the rest.
+  // The count goes with the rest: whoever uses the context again retains it again.
   device->primary_retains = 0;
   Deactivate(device);
   return CUDA_SUCCESS;

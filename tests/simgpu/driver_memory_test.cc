@@ -217,6 +217,47 @@ TEST_CASE("the memory limit is exact and a failed allocation changes nothing", "
   CHECK(free_bytes == kMemoryBytes / 2 - 512);
 }
 
+TEST_CASE("the numbers add up after ten thousand allocations and frees", "[simgpu][memory]") {
+  ScopedContext context;
+  struct Block {
+    CUdeviceptr address;
+    size_t bytes;
+    unsigned char mark;
+  };
+  std::vector<Block> blocks;
+  uint32_t random = 1;
+  auto next = [&](uint32_t below) {
+    random = random * 1664525u + 1013904223u;
+    return (random >> 8) % below;
+  };
+  size_t expected = 0;
+  size_t wrong = 0;
+  for (int step = 0; step < 10'000; ++step) {
+    if (blocks.size() < 200 && next(2) == 0) {
+      Block block = {0, 1 + next(1u << next(18)), static_cast<unsigned char>(step)};
+      if (cuMemAlloc(&block.address, block.bytes) != CUDA_SUCCESS) ++wrong;
+      if (cuMemsetD8(block.address + block.bytes - 1, block.mark, 1) != CUDA_SUCCESS) ++wrong;
+      expected += (block.bytes + 511) / 512 * 512;
+      blocks.push_back(block);
+    } else if (!blocks.empty()) {
+      const size_t index = next(static_cast<uint32_t>(blocks.size()));
+      const Block block = blocks[index];
+      unsigned char last = 0;
+      if (cuMemcpyDtoH(&last, block.address + block.bytes - 1, 1) != CUDA_SUCCESS) ++wrong;
+      if (last != block.mark) ++wrong;
+      if (cuMemFree(block.address) != CUDA_SUCCESS) ++wrong;
+      expected -= (block.bytes + 511) / 512 * 512;
+      blocks[index] = blocks.back();
+      blocks.pop_back();
+    }
+    size_t free_bytes = 0;
+    size_t total = 0;
+    if (cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS) ++wrong;
+    if (total - free_bytes != expected) ++wrong;
+  }
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("a destroyed context gives its memory back", "[simgpu][memory]") {
   {
     ScopedContext context;
