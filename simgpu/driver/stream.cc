@@ -1,6 +1,7 @@
 #include "simgpu/driver/stream.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 #include "simgpu/driver/context.h"
 #include "simgpu/driver/entry.h"
@@ -49,6 +50,10 @@ void Stream::WaitForSpace() {
 bool Stream::TryPush(std::vector<Point>& waits, Operation& operation, bool always,
                      uint64_t* sequence) {
   std::unique_lock lock(mutex_);
+  if (closed_) {  // another thread has destroyed the stream or its context: nobody would run it
+    *sequence = enqueued_;
+    return true;
+  }
   if (enqueued_ - completed_ >= kQueueEntries) return false;
   entries_.push_back({std::move(waits), std::move(operation), always});
   *sequence = enqueued_.fetch_add(1, std::memory_order_release) + 1;
@@ -63,6 +68,11 @@ bool Stream::TryPush(std::vector<Point>& waits, Operation& operation, bool alway
 
 void Stream::Work() {
   t_on_worker = true;
+  // The program's signals are for the program's threads.
+  sigset_t signals;
+  sigfillset(&signals);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, fault);
+  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
   pthread_setname_np(pthread_self(), "simgpu-stream");
   std::unique_lock lock(mutex_);
   for (;;) {

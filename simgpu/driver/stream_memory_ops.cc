@@ -60,6 +60,10 @@ void Wait(Context& context, const MemoryOperation& operation) {
     }
     const timespec pause = {0, sleep_ns};
     nanosleep(&pause, nullptr);
+    if (state()->memory.FindRange(operation.address, operation.wide ? 8 : 4) == nullptr) {
+      context.Poison(CUDA_ERROR_ILLEGAL_ADDRESS);  // freed while the stream waits on it
+      return;
+    }
     if (sleep_ns < kLongestSleepNs) sleep_ns = std::min(sleep_ns * 2, kLongestSleepNs);
   }
 }
