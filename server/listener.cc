@@ -176,7 +176,8 @@ Status Supervisor::Run() {
     for (Peer& peer : peers_) {
       short events = peer.out.empty() ? 0 : POLLOUT;
       // A welcomed client may already send frames, which are the worker's: only its end is watched.
-      if (peer.state == Peer::State::kHello || peer.state == Peer::State::kProof) events |= POLLIN;
+      const bool reads = peer.state == Peer::State::kHello || peer.state == Peer::State::kProof;
+      events |= reads ? POLLIN : POLLRDHUP;
       fds.push_back({peer.fd.get(), events, 0});
       if (peer.deadline.poll_timeout_ms() >= 0 &&
           peer.deadline.poll_timeout_ms() < next.poll_timeout_ms()) {
@@ -207,7 +208,9 @@ Status Supervisor::Run() {
       const short events = fds[at++].revents;
       if (events & POLLOUT) Flush(peer);
       if (events & POLLIN) OnReadable(peer);
-      if ((events & (POLLHUP | POLLERR)) && !(events & POLLIN)) peer.state = Peer::State::kGone;
+      if ((events & (POLLHUP | POLLERR | POLLRDHUP)) && !(events & POLLIN)) {
+        peer.state = Peer::State::kGone;
+      }
     }
     if (fds[1].revents != 0) Accept();  // last: it adds peers that fds does not know
     CheckDeadlines();
