@@ -2,7 +2,9 @@
 #include <cassert>
 #include <cstdio>
 
-__global__ void MustBeThree(int number) { assert(number == 3); }
+__global__ void MustBeThree(int number) {
+  assert(number == 3);
+}
 
 int failures = 0;
 

@@ -8,8 +8,12 @@ extern __device__ int shared_counter;
 extern __device__ int AddSeven(int a, int b);
 
 static __device__ int local_value = 3;
-static __device__ __noinline__ int Twice(int x) { return 2 * x + local_value; }
-__device__ int OfFirst(int x) { return x * 1000; }
+static __device__ __noinline__ int Twice(int x) {
+  return 2 * x + local_value;
+}
+__device__ int OfFirst(int x) {
+  return x * 1000;
+}
 
 __global__ void RunFirst(int* result) {
   local_value += *result;  // so that the compiler does not know it

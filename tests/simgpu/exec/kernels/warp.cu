@@ -103,11 +103,18 @@ extern "C" __global__ void nested(int* out) {
       if (j == 3) break;
       v += i * 10 + j;
       switch ((t + j) % 6) {
-        case 0: v ^= 1; break;
-        case 1: v += 7;  // falls through
-        case 2: v *= 3; break;
-        case 4: goto out;
-        default: v -= 2;
+        case 0:
+          v ^= 1;
+          break;
+        case 1:
+          v += 7;  // falls through
+        case 2:
+          v *= 3;
+          break;
+        case 4:
+          goto out;
+        default:
+          v -= 2;
       }
     }
   }
