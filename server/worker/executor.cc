@@ -1,11 +1,9 @@
 #include "server/worker/executor.h"
 
-#include <unistd.h>
-#include <cstdint>
-
 namespace penstock::server {
 
-Executor::Executor(int wake_fd) : wake_fd_(wake_fd), thread_([this] { Loop(); }) {}
+Executor::Executor(std::function<void()> wake)
+    : wake_(std::move(wake)), thread_([this] { Loop(); }) {}
 
 Executor::~Executor() {
   {
@@ -50,8 +48,7 @@ void Executor::Loop() {
     job.run();
     lock.lock();
     done_.push_back(std::move(job));
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t wrote = write(wake_fd_, &one, sizeof one);
+    wake_();
   }
 }
 

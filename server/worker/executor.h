@@ -13,8 +13,8 @@ namespace penstock::server {
 
 class Executor {
  public:
-  // `wake_fd`: an eventfd that is signalled when a job has run.
-  explicit Executor(int wake_fd);
+  // `wake` is called, on the thread, when a job has run.
+  explicit Executor(std::function<void()> wake);
   ~Executor();
 
   void Run(std::function<void()> job, std::function<void()> finish);
@@ -28,7 +28,7 @@ class Executor {
   struct Job {
     std::function<void()> run, finish;
   };
-  const int wake_fd_;
+  const std::function<void()> wake_;
   std::mutex mutex_;  // guards queue_, done_, stopping_
   std::condition_variable changed_;
   std::deque<Job> queue_, done_;

@@ -1,7 +1,5 @@
 #include "server/worker/reaper.h"
 
-#include <unistd.h>
-
 #include <chrono>
 
 #include "common/log.h"
@@ -9,8 +7,8 @@
 
 namespace penstock::server {
 
-Reaper::Reaper(const Driver& driver, int wake_fd)
-    : driver_(driver), wake_fd_(wake_fd), thread_([this] { Loop(); }) {}
+Reaper::Reaper(const Driver& driver, std::function<void()> wake)
+    : driver_(driver), wake_(std::move(wake)), thread_([this] { Loop(); }) {}
 
 Reaper::~Reaper() {
   {
@@ -51,8 +49,7 @@ bool Reaper::TryRun(ReapJob& job) {
     LOG_DEBUG("reaper", "%s fails with %s.", job.what, ErrorName(driver_, job.result));
   }
   job.done.store(true, std::memory_order_release);
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t wrote = write(wake_fd_, &one, sizeof one);
+  wake_();
   return true;
 }
 

@@ -34,7 +34,8 @@ struct ReapJob {
 
 class Reaper {
  public:
-  Reaper(const Driver& driver, int wake_fd);
+  // `wake` is called, on the thread, when a job is done.
+  Reaper(const Driver& driver, std::function<void()> wake);
   ~Reaper();
 
   void Submit(std::shared_ptr<ReapJob> job);
@@ -63,7 +64,7 @@ class Reaper {
   bool TryRun(ReapJob& job);
 
   const Driver& driver_;
-  const int wake_fd_;
+  const std::function<void()> wake_;
   std::vector<std::shared_ptr<ReapJob>> outstanding_;  // dispatch thread only
   std::mutex mutex_;                                   // guards incoming_, stopping_
   std::condition_variable changed_;

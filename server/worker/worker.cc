@@ -1,8 +1,6 @@
 #include "server/worker/worker.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <cstring>
 
 #include <algorithm>
@@ -53,9 +51,8 @@ Worker::Worker(const WorkerOptions& options, const Driver& driver,
       driver_(driver),
       connection_(std::move(connection)),
       outbox_(*connection_, options.epoch),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      reaper_(driver_, wake_.get()),
-      executor_(wake_.get()),
+      reaper_(driver_, [this] { connection_->Interrupt(); }),
+      executor_([this] { connection_->Interrupt(); }),
       progress_(*this),
       waits_(*this),
       transfers_(*this),
@@ -84,20 +81,18 @@ bool Worker::Run() {
     if (auto captured = output_.Capture(); !captured) End(captured.error().message, false);
   }
   while (!ended_ && !stop_.load(std::memory_order_relaxed)) {
-    const int handled = connection_->Poll(kFramesPerRound, *this);
+    int handled = connection_->Poll(kFramesPerRound, *this);
     const bool moved = Step();
+    if (handled == 0 && !moved && !ended_) {
+      CheckSilence();
+      handled = Sleep();
+    }
     if (handled < 0 && !ended_) {
-      good_end_ = false;
       LOG_INFO("session", "Session %lu ends: %s", options_.session,
                connection_->close_reason().c_str());
       break;
     }
-    if (handled > 0 || moved) {
-      idle_rounds_ = 0;
-      continue;
-    }
-    CheckSilence();
-    if (!ended_) Sleep();
+    if (handled > 0 || moved) idle_rounds_ = 0;
   }
   // The client reads why, if it was ended from here.
   connection_->Close(200);
@@ -134,31 +129,23 @@ bool Worker::Step() {
 
 // Nothing has happened in this round. The first rounds only give way to other threads, because an
 // answer often follows within microseconds; later ones sleep, the longer the longer nothing came.
-void Worker::Sleep() {
+int Worker::Sleep() {
   constexpr uint32_t kEagerRounds = 4;
-  constexpr int64_t kShortestNs = 20'000, kLongestNs = 1'000'000, kHeartbeatNs = 1'000'000'000;
+  constexpr int64_t kShortestUs = 20, kLongestUs = 1'000, kHeartbeatUs = 1'000'000;
   if (idle_rounds_ == 0) idle_since_ns_ = NowNanoseconds();
   const bool expecting = !waits_.empty() || !transfers_.empty() || progress_.active() ||
                          outbox_.backlog() || !held_.empty();
   ++idle_rounds_;
   if (expecting && idle_rounds_ <= kEagerRounds) {
     sched_yield();
-    return;
+    return 0;
   }
-  if (progress_.Tell(true)) return;
-  int64_t pause_ns = kHeartbeatNs;
+  if (progress_.Tell(true)) return 0;
+  int64_t pause_us = kHeartbeatUs;
   if (expecting) {
-    pause_ns = std::clamp((NowNanoseconds() - idle_since_ns_) / 8, kShortestNs, kLongestNs);
+    pause_us = std::clamp((NowNanoseconds() - idle_since_ns_) / 8'000, kShortestUs, kLongestUs);
   }
-  if (!connection_->Arm()) return;
-  pollfd fds[] = {{connection_->event_fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-  const timespec timeout = {pause_ns / 1'000'000'000, pause_ns % 1'000'000'000};
-  ppoll(fds, 2, &timeout, nullptr);
-  if (fds[1].revents != 0) {
-    uint64_t count;
-    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
-    idle_rounds_ = 0;
-  }
+  return connection_->Wait(kFramesPerRound, *this, Deadline::AfterMicroseconds(pause_us));
 }
 
 void Worker::CheckSilence() {

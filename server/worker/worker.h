@@ -22,7 +22,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/unique_fd.h"
 #include "server/driver.h"
 #include "server/worker/allocations.h"
 #include "server/worker/call_context.h"
@@ -123,7 +122,8 @@ class Worker : public transport::Handler {
   bool MustHold(const FrameHeader& header) const;
   void TakeFrame(std::span<const std::byte> frame);
   bool Step();
-  void Sleep();
+  // Returns what the connection handled meanwhile, as Poll does.
+  int Sleep();
   void CheckSilence();
   const HandlerEntry* FindHandler(uint32_t function) const;
 
@@ -134,7 +134,6 @@ class Worker : public transport::Handler {
   Allocations allocations_;
   Outbox outbox_;
   Output output_;
-  UniqueFd wake_;  // eventfd: helper threads have news
   Reaper reaper_;
   Executor executor_;
   Progress progress_;
