@@ -224,7 +224,10 @@ void Worker::Dispatch(std::span<const std::byte> frame) {
     if (pending != pending_errors_.end()) {
       const CUresult error = pending->second;
       pending_errors_.erase(pending);
-      if (token.needed) return Answer(token, error);
+      if (token.needed) {
+        ForwardOutput();
+        return Answer(token, error);
+      }
     }
   }
   CUresult result = CUDA_SUCCESS;
@@ -253,6 +256,8 @@ void Worker::Dispatch(std::span<const std::byte> frame) {
   }
   if (result == kDeferred) return;
   if (token.needed && !call.reply().ok()) result = CUDA_ERROR_INVALID_VALUE;  // it has no room
+  // A context that has failed says so to any call; what its kernel said before comes first.
+  if (token.needed && result != CUDA_SUCCESS) ForwardOutput();
   const std::span<const std::byte> body(
       reply_space_.get(), result == CUDA_SUCCESS || call.keeps_body() ? call.reply().used() : 0);
   Answer(token, result, body);
