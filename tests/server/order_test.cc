@@ -9,6 +9,17 @@
 namespace penstock::server {
 namespace {
 
+constexpr std::string_view kFaultPtx = R"(
+.version 7.5
+.target sm_75
+.address_size 64
+.visible .entry fault(.param .u64 where) {
+  .reg .u64 %rd<2>;
+  ld.param.u64 %rd1, [where];
+  st.global.u32 [%rd1], 1;
+  ret;
+}
+)";
 constexpr int kSilenceMs = 150;  // long enough to believe that no reply comes
 
 WireMemoryKey KeyOf(const transport::MemoryRegion& region) {
@@ -254,6 +265,35 @@ TEST_CASE("many small uploads behind a kernel arrive, more than there are slots"
     const auto bytes = client.DownloadInline(target + uint64_t{i} * 8192 + 8184, 8, stream);
     REQUIRE(static_cast<uint32_t>(bytes[7]) == i % 251);
   }
+}
+
+TEST_CASE("a fault of a kernel ends the copies and waits behind it", "[server][gate]") {
+  RawClient client;
+  const uint64_t target = Zeroed(client, 1 << 20);
+  Registered memory(client, 1 << 20);
+  const Handle stream = client.NewStream();
+  const Handle module = client.LoadModule(kFaultPtx);
+  const Handle fault = client.GetFunction(module, "fault");
+  const uint64_t flag = Zeroed(client, 4);
+  client.LaunchHold(stream, flag);
+  const uint64_t nowhere = 64;
+  client.Launch(fault, stream, std::span(&nowhere, 1));
+  UploadCommand up = Upload(memory, target, stream, ReplyWhen::kNever);
+  up.place = HostPlace::kStaged;
+  up.slot = 3;
+  SendOperation(client, Operation::kUpload, up, false, 1);
+  const uint64_t down = SendOperation(client, Operation::kDownload,
+                                      Download(memory, target, stream, ReplyWhen::kDone), true, 2);
+  const uint64_t waiting = client.Synchronize(stream, 4);
+  const uint64_t window = client.Send(static_cast<uint32_t>(Operation::kWaitStreamProgress),
+                                      WaitStreamProgressCommand{stream.bits, 2}, true, 5);
+  client.Release(flag);
+  CHECK(client.WaitFor(down).result == CUDA_ERROR_ILLEGAL_ADDRESS);
+  CHECK(client.WaitFor(waiting).result == CUDA_ERROR_ILLEGAL_ADDRESS);
+  CHECK(client.WaitFor(window).came);
+  // The fault is the context's: every thread meets it, and the slot is the client's again.
+  CHECK(client.Call(commands::CuMemAlloc{4096}, 6).result == CUDA_ERROR_ILLEGAL_ADDRESS);
+  CHECK(client.slot_releases(3) == 1);
 }
 
 TEST_CASE("a stream's progress is told and can be waited for", "[server][progress]") {
