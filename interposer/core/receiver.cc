@@ -29,7 +29,7 @@ bool Receiver::Lead(std::unique_lock<std::mutex>& lock, Deadline deadline, bool 
   lock.unlock();
   const int handled =
       sleep ? connection_.Wait(kBudget, handler_, deadline) : connection_.Poll(kBudget, handler_);
-  if (handled < 0) handler_.OnClosed();
+  if (handled < 0 || handler_.ended()) handler_.OnClosed();
   lock.lock();
   leading_ = false;
   ++rounds_;

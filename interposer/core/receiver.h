@@ -40,6 +40,8 @@ class ReceiverHandler : public transport::Handler {
  public:
   // The connection is closed and everything that had arrived has been handled.
   virtual void OnClosed() = 0;
+  // The peer has said that it ends, so nothing more is worth waiting for.
+  virtual bool ended() const = 0;
 };
 
 class Receiver {

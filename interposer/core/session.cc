@@ -244,7 +244,8 @@ bool Session::HandleFrame(std::span<const std::byte> frame) {
     case FrameType::kGoodbye: {
       const char* const text = reinterpret_cast<const char*>(body.data());
       last_words_ = "The server says: " + std::string(text, strnlen(text, body.size()));
-      return false;
+      goodbye_ = true;
+      return true;
     }
     case FrameType::kCall:
       break;

@@ -87,6 +87,7 @@ class Session final : private ReceiverHandler {
   bool OnFrame(std::span<const std::byte> frame) override;
   void OnBulkDone(uint64_t, transport::BulkStatus, uint64_t) override {}
   void OnClosed() override;
+  bool ended() const override { return goodbye_; }
   bool HandleFrame(std::span<const std::byte> frame);
   bool OnProgress(std::span<const std::byte> entries);
   void OnOutput(std::span<const std::byte> body);
@@ -107,6 +108,7 @@ class Session final : private ReceiverHandler {
   Receiver receiver_;
   Staging staging_;
   std::string last_words_;  // why the server ends the session; touched by the leader only
+  bool goodbye_ = false;    // it has said so; likewise
 
   std::mutex tend_mutex_;
   std::condition_variable tend_condition_;
