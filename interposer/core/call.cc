@@ -33,6 +33,10 @@ bool IsSticky(CUresult error) {
   }
 }
 
+bool RecordsEvent(Function function) {
+  return function == Function::kCuEventRecord || function == Function::kCuEventRecordWithFlags;
+}
+
 bool SynchronizesContext(Function function) {
   return function == Function::kCuCtxSynchronize || function == Function::kCuCtxSynchronize_v2;
 }
@@ -98,7 +102,7 @@ bool Call::Stream(CUstream stream, bool per_thread, uint64_t* wire) {
     if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
     stream_ = &context_->legacy;
     *wire = kLegacyStream.bits;
-    return true;
+    return EventFits();
   }
   if (stream == nullptr || stream == CU_STREAM_PER_THREAD) {
     if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
@@ -112,12 +116,19 @@ bool Call::Stream(CUstream stream, bool per_thread, uint64_t* wire) {
     if (stream_ == nullptr) return Refuse(CUDA_ERROR_INVALID_HANDLE);
   }
   *wire = stream_->handle.bits;
-  return true;
+  return EventFits();
+}
+
+// Streams wait for events of any context, but record only those of their own.
+bool Call::EventFits() {
+  return event_ == nullptr || !RecordsEvent(function_) || event_->context == stream_->context ||
+         Refuse(CUDA_ERROR_INVALID_HANDLE);
 }
 
 bool Call::Event(CUevent event, uint64_t* wire) {
   *wire = HandleOf(event).bits;
-  return session_->events.Find(HandleOf(event)) != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+  event_ = session_->events.Find(HandleOf(event));
+  return event_ != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
 }
 
 bool Call::Module(CUmodule module, uint64_t* wire) {
@@ -202,10 +213,38 @@ CUresult Call::Noted(CUresult result) {
 // not deadlock: if the upload itself stands behind a kernel, that kernel may be waiting for just
 // such work of another thread. So, once a context has non-blocking streams, only uploads that stand
 // behind nothing but other uploads are posted; the rest are calls, as they are with a local driver.
+//
+// And a synchronous upload is a point of synchronisation: a program may rely on it to read pinned
+// memory that an asynchronous download before it fills. With such a download under way it is a
+// call.
+
+bool Call::DownloadsDone() const {
+  ContextRecord& context = *context_;
+  const uint64_t posted = context.downloads_posted.load(std::memory_order_acquire);
+  if (context.downloads_done.load(std::memory_order_relaxed) == posted) return true;
+  if (context.legacy.downloading() || context.orphans != context.orphans_done) return false;
+  bool done = true;
+  session_->streams.ForEach([&](const StreamRecord& stream) {
+    if (stream.context == &context && (stream.flags & CU_STREAM_NON_BLOCKING) == 0 &&
+        stream.downloading()) {
+      done = false;
+    }
+  });
+  if (done) context.downloads_done.store(posted, std::memory_order_relaxed);
+  return done;
+}
+
+void Call::DownloadPosted() {
+  std::atomic<uint64_t>& last = stream_->downloads;
+  uint64_t seen = last.load(std::memory_order_relaxed);
+  while (seen < issued_ && !last.compare_exchange_weak(seen, issued_)) {
+  }
+  stream_->context->downloads_posted.fetch_add(1, std::memory_order_release);
+}
 
 bool Call::MayPostUpload() const {
   const ContextRecord& context = *context_;
-  if (stream_ != &context.legacy) return false;
+  if (stream_ != &context.legacy || !DownloadsDone()) return false;
   if (context.non_blocking_streams.load(std::memory_order_relaxed) == 0) return true;
   if (context.legacy.finished.load(std::memory_order_relaxed) <
       context.others_posted.load(std::memory_order_relaxed)) {

@@ -31,6 +31,7 @@ namespace penstock::interposer {
 class Client;
 class Session;
 struct ContextRecord;
+struct EventRecord;
 struct StreamRecord;
 struct ThreadState;
 struct OutgoingCall;
@@ -121,11 +122,15 @@ class Call {
   // Synchronous uploads on the legacy stream may be posted if nothing can tell: see call.cc.
   bool MayPostUpload() const;
   void UploadPosted();
+  // The last Post was an asynchronous download.
+  void DownloadPosted();
   // The whole reply goes to memory of exactly its size (inline downloads).
   CUresult InvokeInto(uint32_t function, const void* command, size_t bytes,
                       std::span<std::byte> target);
 
  private:
+  bool EventFits();
+  bool DownloadsDone() const;
   CUresult Exchange(uint32_t function, const void* command, size_t bytes,
                     std::span<const std::span<const std::byte>> sections, ReplyWaiter* waiter);
   bool Fits(const OutgoingCall& call);
@@ -138,7 +143,8 @@ class Call {
   Session* session_ = nullptr;
   ContextRecord* context_ = nullptr;  // the current one, if it is alive
   ThreadState* thread_ = nullptr;
-  StreamRecord* stream_ = nullptr;  // from Stream(), for the window
+  const EventRecord* event_ = nullptr;  // from Event(), which comes before Stream()
+  StreamRecord* stream_ = nullptr;      // from Stream(), for the window
   uint64_t issued_ = 0;
   bool nothing_ = false;  // a range of no bytes was given
 };

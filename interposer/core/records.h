@@ -29,6 +29,8 @@ struct StreamRecord {
   uint64_t id = 0;  // for cuStreamGetId
   std::atomic<uint64_t> issued{0};
   std::atomic<uint64_t> finished{0};
+  // What it has to finish before the asynchronous downloads on it are done.
+  std::atomic<uint64_t> downloads{0};
 
   void Reset() {
     context = nullptr;
@@ -37,7 +39,9 @@ struct StreamRecord {
     id = 0;
     issued = 0;
     finished = 0;
+    downloads = 0;
   }
+  bool downloading() const { return finished.load() < downloads.load(); }
   void Finished(uint64_t value) {
     uint64_t seen = finished.load(std::memory_order_relaxed);
     while (seen < value && !finished.compare_exchange_weak(seen, value)) {
@@ -63,6 +67,10 @@ struct ContextRecord {
   // and before everything else on it is.
   std::atomic<uint64_t> uploads_posted{0}, others_posted{0};
   std::atomic<int> non_blocking_streams{0};
+  // Asynchronous downloads: how many were posted, and how many of these are known to be done.
+  std::atomic<uint64_t> downloads_posted{0}, downloads_done{0};
+  // Streams that were destroyed with downloads on them, and how many of these were waited for.
+  std::atomic<uint64_t> orphans{0}, orphans_done{0};
   // A kernel was launched that nobody has waited for since: it may have output to show.
   std::atomic<bool> launched{false};
   StreamRecord legacy;  // the stream that a null handle names
@@ -81,6 +89,10 @@ struct ContextRecord {
     uploads_posted = 0;
     others_posted = 0;
     non_blocking_streams = 0;
+    downloads_posted = 0;
+    downloads_done = 0;
+    orphans = 0;
+    orphans_done = 0;
     launched = false;
     legacy.Reset();
   }

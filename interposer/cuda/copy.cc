@@ -126,8 +126,13 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   command.reply_when = may_post ? ReplyWhen::kNever : ReplyWhen::kDone;
   const auto send = [&](std::span<const std::span<const std::byte>> sections, uint32_t cost) {
     if (!may_post) {
-      return call.InvokeBytes(kUploadFunction, &command, sizeof command, sections, nullptr, 0,
-                              nullptr);
+      ContextRecord& context = call.context();
+      const uint64_t orphans = context.orphans;
+      const CUresult result = call.InvokeBytes(kUploadFunction, &command, sizeof command, sections,
+                                               nullptr, 0, nullptr);
+      // Through the legacy stream it has come after all of them.
+      if (result == CUDA_SUCCESS && stream == kLegacyStream.bits) context.orphans_done = orphans;
+      return result;
     }
     const CUresult result =
         call.PostBytes(kUploadFunction, &command, sizeof command, sections, cost);
@@ -233,6 +238,7 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
     const CUresult result =
         call.PostBytes(kDownloadFunction, &command, sizeof command, {}, kGatedCopyCost);
     if (result == CUDA_SUCCESS) {
+      call.DownloadPosted();
       session.plan.NoteUse(*region.pinned, call.stream(), call.issued());
     }
     return result;

@@ -118,7 +118,7 @@ CUresult CuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
 
 CUresult CuMemHostUnregister(void* memory) {
   Call call(Function::kCuMemHostUnregister, Call::kInitialised);
-  if (!call.ready()) return call.result();
+  if (!call.ready() || !call.Out(memory)) return call.result();
   AddressPlan& plan = call.session().plan;
   const auto found = plan.FindHost(memory);
   if (found == nullptr || found->base != memory || !found->registered) {

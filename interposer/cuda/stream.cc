@@ -62,6 +62,11 @@ CUresult CuStreamDestroy(CUstream stream) {
   if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   ContextRecord* const context = record->context;
   const bool non_blocking = (record->flags & CU_STREAM_NON_BLOCKING) != 0;
+  // Its work goes on, but nobody sees it finish any more.
+  if (!non_blocking && record->downloading()) {
+    ++context->orphans;
+    ++context->downloads_posted;
+  }
   if (!call.session().streams.Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
   if (non_blocking) --context->non_blocking_streams;
   commands::CuStreamDestroy command{};
