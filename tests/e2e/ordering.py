@@ -39,7 +39,7 @@ def _rules():
     rules["per_thread_overlap"] = Rule(["per_thread_overlap"])
     rules["legacy_no_overlap"] = Rule(["legacy_no_overlap"], fails=True)
     for name in ("failing_call", "context_migration", "bad_handles", "bad_addresses", "small_rules",
-                 "before_init", "printf_blocks", "kernel_assert", "device_reset", "memory_numbers",
+                 "before_init", "printf_blocks", "kernel_assert", "device_reset", "memory_numbers", "sync_upload",
                  "steady_rounds"):
         rules[name] = Rule([name])
     for kind in ("quiet", "calls", "exec"):
@@ -68,7 +68,6 @@ def _verdict(rule, outcome, where):
 @case
 def direct(name):
     outcome = _run(RULES[name], direct_env())
-    print(outcome.out, end="")
     _verdict(RULES[name], outcome, "on simgpu")
 
 
@@ -79,9 +78,11 @@ def remote(name):
     _verdict(rule, on_simgpu, "on simgpu")
     with Daemon() as daemon:
         outcome = _run(rule, client_env(daemon))
-        print(outcome.out, end="")
         _verdict(rule, outcome, "through tcp")
-        check_equal(outcome.out.splitlines(), on_simgpu.out.splitlines(), "The output through tcp")
+        for here, there in zip(on_simgpu.out.splitlines(), outcome.out.splitlines()):
+            check_equal(there, here, "A line of the output through tcp")
+        check_equal(len(outcome.out), len(on_simgpu.out), "The length of the output through tcp")
+        print(f"{on_simgpu.seconds:.2f} s on simgpu, {outcome.seconds:.2f} s through tcp")
         again = _run(Rule(["steady_rounds", "2"]), client_env(daemon))
         check_ok(again, "The next program on the same daemon")
 

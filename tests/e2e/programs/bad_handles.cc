@@ -172,7 +172,6 @@ void ModulesAndFunctions(CUstream stream) {
     TRY(kHandle, cuModuleGetGlobal(&address, &bytes, module, "nothing"));
     unsigned count = 0;
     TRY(kHandle, cuModuleGetFunctionCount(&count, module));
-    TRY(kHandle, cuModuleEnumerateFunctions(&function, 1, module));
     TRY(kHandle, cuModuleUnload(module));
   }
   std::vector<Bad<CUfunction>> functions = Garbage<CUfunction>();
@@ -222,15 +221,12 @@ void LibrariesAndKernels(CUdevice device, CUstream stream) {
   libraries.push_back({"foreign (a stream)", reinterpret_cast<CUlibrary>(stream)});
   for (const auto& [kind, library] : libraries) {
     CUkernel kernel;
-    CUmodule module;
     CUdeviceptr address;
     size_t bytes = 0;
     TRY(kHandle, cuLibraryGetKernel(&kernel, library, "Nothing"));
-    TRY(kHandle, cuLibraryGetModule(&module, library));
     TRY(kHandle, cuLibraryGetGlobal(&address, &bytes, library, "nothing"));
     unsigned count = 0;
     TRY(kHandle, cuLibraryGetKernelCount(&count, library));
-    TRY(kHandle, cuLibraryEnumerateKernels(&kernel, 1, library));
     TRY(kHandle, cuLibraryUnload(library));
   }
   std::vector<Bad<CUkernel>> kernels = Garbage<CUkernel>();

@@ -19,6 +19,13 @@ extern "C" __global__ void Hold(int* door, long long limit) {
   WaitAt(door, limit);
 }
 
+// For where no other stream may open a door.
+extern "C" __global__ void Delay(long long clocks) {
+  const long long start = clock64();
+  while (clock64() - start < clocks) {
+  }
+}
+
 // Holds, and only then reads what it was launched on.
 extern "C" __global__ void HoldThenCopy(int* door, long long limit, const int* source, int* target,
                                         int count) {

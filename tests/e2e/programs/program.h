@@ -111,7 +111,7 @@ inline size_t CountWrongOnHost(const void* source, size_t count, unsigned seed) 
 // Kernels of one context.
 struct Kernels {
   CUmodule module = nullptr;
-  CUfunction hold, hold_then_copy, meet, fill, count_wrong, add, increment, nothing, write;
+  CUfunction hold, hold_then_copy, meet, fill, count_wrong, add, increment, nothing, write, delay;
 
   // Into the current context.
   void Load() {
@@ -127,7 +127,8 @@ struct Kernels {
                  {&add, "Add"},
                  {&increment, "Increment"},
                  {&nothing, "Nothing"},
-                 {&write, "Write"}};
+                 {&write, "Write"},
+                 {&delay, "Delay"}};
     for (const auto& [function, name] : names) {
       CHECK(cuModuleGetFunction(function, module, name));
     }
