@@ -1,6 +1,7 @@
 #include "tests/perf/raw_peer.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
@@ -9,16 +10,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
+#include "common/clock.h"
 #include "tests/perf/random_bytes.h"
 
 namespace penstock::perf {
 namespace {
 
-enum class Order : uint32_t { kReply = 1, kTake = 2, kGive = 3 };
+enum class Order : uint32_t { kReply = 1, kTake = 2, kGive = 3, kReplyAndLook = 4 };
 struct Request {
   Order order;
   uint32_t bytes_of_request;  // with this struct
@@ -26,6 +30,8 @@ struct Request {
 };
 static_assert(sizeof(Request) == 16);
 constexpr uint32_t kMostMessageBytes = 4096;
+constexpr int64_t kLookNs = 100'000;
+constexpr uint64_t kPiece = 1 << 20;  // of one send or recv
 
 [[noreturn]] void Die(const char* what) {
   perror(what);
@@ -35,7 +41,7 @@ constexpr uint32_t kMostMessageBytes = 4096;
 bool SendAll(int fd, const void* data, uint64_t bytes) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t sent = send(fd, next, bytes, MSG_NOSIGNAL);
+    const ssize_t sent = send(fd, next, std::min(bytes, kPiece), MSG_NOSIGNAL);
     if (sent <= 0) return false;
     next += sent;
     bytes -= sent;
@@ -43,10 +49,13 @@ bool SendAll(int fd, const void* data, uint64_t bytes) {
   return true;
 }
 
-bool ReceiveAll(int fd, void* data, uint64_t bytes) {
+bool ReceiveAll(int fd, void* data, uint64_t bytes, bool looking = false) {
   char* next = static_cast<char*>(data);
+  const int64_t until = looking ? NowNanoseconds() + kLookNs : 0;
   while (bytes > 0) {
-    const ssize_t received = recv(fd, next, bytes, 0);
+    const bool look = looking && NowNanoseconds() < until;
+    const ssize_t received = recv(fd, next, std::min(bytes, kPiece), look ? MSG_DONTWAIT : 0);
+    if (received < 0 && look && errno == EAGAIN) continue;
     if (received <= 0) return false;
     next += received;
     bytes -= received;
@@ -63,15 +72,19 @@ void Serve(int fd) {
   std::vector<std::byte> memory;
   char message[kMostMessageBytes] = {};
   Request request;
-  while (ReceiveAll(fd, &request, sizeof request)) {
+  bool looking = false;
+  while (ReceiveAll(fd, &request, sizeof request, looking)) {
+    looking = request.order == Order::kReplyAndLook;
     const uint64_t more = request.bytes_of_request - sizeof request;
     if (more > sizeof message || !ReceiveAll(fd, message, more)) return;
-    if (request.order != Order::kReply && memory.size() < request.bytes) {
+    const bool moves = request.order == Order::kTake || request.order == Order::kGive;
+    if (moves && memory.size() < request.bytes) {
       memory.resize(request.bytes);
       FillRandom(memory.data(), memory.size());
     }
     switch (request.order) {
       case Order::kReply:
+      case Order::kReplyAndLook:
         if (!SendAll(fd, message, request.bytes)) return;
         break;
       case Order::kTake:
@@ -118,10 +131,13 @@ RawPeer::~RawPeer() {
   waitpid(child_, nullptr, 0);
 }
 
-void RawPeer::PingPong(uint32_t request_bytes, uint32_t reply_bytes) {
+void RawPeer::PingPong(uint32_t request_bytes, uint32_t reply_bytes, bool looking) {
   char message[kMostMessageBytes] = {};
-  *reinterpret_cast<Request*>(message) = {Order::kReply, request_bytes, reply_bytes};
-  if (!SendAll(socket_, message, request_bytes) || !ReceiveAll(socket_, message, reply_bytes)) {
+  const Request request = {looking ? Order::kReplyAndLook : Order::kReply, request_bytes,
+                           reply_bytes};
+  memcpy(message, &request, sizeof request);
+  if (!SendAll(socket_, message, request_bytes) ||
+      !ReceiveAll(socket_, message, reply_bytes, looking)) {
     Die("The raw peer is gone");
   }
 }

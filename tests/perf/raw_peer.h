@@ -18,7 +18,8 @@ class RawPeer {
   RawPeer& operator=(const RawPeer&) = delete;
 
   // One message of request_bytes there, one of reply_bytes back. Both at least 16.
-  void PingPong(uint32_t request_bytes, uint32_t reply_bytes);
+  // `looking`: both ends look at their socket for a while before they sleep on it.
+  void PingPong(uint32_t request_bytes, uint32_t reply_bytes, bool looking);
   // Moves the bytes there (ends when the peer says that it has them all), or from there.
   void Send(const std::byte* source, uint64_t bytes);
   void Receive(std::byte* target, uint64_t bytes);
