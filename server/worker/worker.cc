@@ -43,6 +43,7 @@ class Worker::DispatchedCall : public CallContext {
 void ApplyDisabled(WorkerOptions* options) {
   options->gate = !EnvListContains("PENSTOCK_DISABLE", "gate");
   options->deferred_waits = !EnvListContains("PENSTOCK_DISABLE", "deferred_waits");
+  options->thread_errors = !EnvListContains("PENSTOCK_DISABLE", "thread_errors");
 }
 
 Worker::Worker(const WorkerOptions& options, const Driver& driver,
@@ -220,7 +221,7 @@ void Worker::Dispatch(std::span<const std::byte> frame) {
   const ReplyToken token = call.token();
 
   if (entry->flags & kDelivers) {
-    auto pending = pending_errors_.find(header.thread);
+    auto pending = pending_errors_.find(options_.thread_errors ? header.thread : 0);
     if (pending != pending_errors_.end()) {
       const CUresult error = pending->second;
       pending_errors_.erase(pending);
@@ -273,7 +274,8 @@ void Worker::Answer(const ReplyToken& token, CUresult result, std::span<const st
   if (result == CUDA_SUCCESS) return;
   LOG_DEBUG("dispatch", "A posted call (function 0x%x) of thread %u fails with %s.", token.function,
             token.thread, ErrorName(driver_, result));
-  pending_errors_.emplace(token.thread, result);  // the first one counts
+  // The first one counts.
+  pending_errors_.emplace(options_.thread_errors ? token.thread : 0, result);
 }
 
 void Worker::ForwardOutput() {

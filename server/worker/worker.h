@@ -46,6 +46,7 @@ struct WorkerOptions {
   // Switches of single mechanisms (PENSTOCK_DISABLE), for tests that show what they are good for.
   bool gate = true;
   bool deferred_waits = true;
+  bool thread_errors = true;  // off: a posted failure goes to whichever thread asks next
 };
 // Reads PENSTOCK_DISABLE.
 void ApplyDisabled(WorkerOptions* options);
