@@ -38,7 +38,8 @@ def _rules():
     rules["stream_legacy"] = Rule(["stream_per_thread", "legacy"], fails=True)
     rules["per_thread_overlap"] = Rule(["per_thread_overlap"])
     rules["legacy_no_overlap"] = Rule(["legacy_no_overlap"], fails=True)
-    for name in ("failing_call", "context_migration", "bad_handles", "bad_addresses", "small_rules",
+    rules["failing_call"] = Rule(["failing_call"], {"daemon": "thread_errors"})
+    for name in ("context_migration", "bad_handles", "bad_addresses", "small_rules",
                  "before_init", "printf_blocks", "kernel_assert", "device_reset", "memory_numbers", "sync_upload",
                  "steady_rounds"):
         rules[name] = Rule([name])

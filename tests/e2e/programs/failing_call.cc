@@ -33,6 +33,20 @@ const Failure kFailures[] = {
      [](const Gpu& gpu, CUstream stream, CUevent) {
        return LaunchShape(gpu, stream, 1 << 24, 1024, 0, true);
      }},
+    {"clusters",  // of blocks: refused by a device that has none, or for their shape
+     [](const Gpu& gpu, CUstream stream, CUevent) {
+       CUlaunchAttribute attribute = {};
+       attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+       attribute.value.clusterDim.x = attribute.value.clusterDim.y = 3;
+       attribute.value.clusterDim.z = 1;
+       CUlaunchConfig config = {};
+       config.gridDimX = config.gridDimY = config.gridDimZ = 1;
+       config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+       config.hStream = stream;
+       config.attrs = &attribute;
+       config.numAttrs = 1;
+       return cuLaunchKernelEx(&config, gpu.kernels.nothing, nullptr, nullptr);
+     }},
     {"an event of another context",
      [](const Gpu&, CUstream stream, CUevent foreign_event) {
        return cuEventRecord(foreign_event, stream);
@@ -54,7 +68,7 @@ int main() {
 
   std::atomic<bool> done = false;
   Rounds rounds(gpu.kernels);
-  int rounds_done = 0;
+  std::atomic<int> rounds_done = 0;
   std::thread b([&] {
     gpu.MakeCurrent();
     while (!done || rounds_done == 0) {
@@ -75,6 +89,9 @@ int main() {
       CHECK(Launch(gpu.kernels.increment, 1, 1, stream, {&counter}));
       ++launches;
       CUresult result = failure.call(gpu, stream, foreign_event);
+      if (result == CUDA_SUCCESS && time < 3) {  // now would be B's chance to get what is A's
+        for (const int before = rounds_done; rounds_done < before + 2;) SleepMs(1);
+      }
       const CUresult at_sync = cuStreamSynchronize(stream);
       EXPECT(result == CUDA_SUCCESS || at_sync == CUDA_SUCCESS,
              "The failure (%s) is reported twice: %s, then %s.", failure.name, ErrorName(result),
