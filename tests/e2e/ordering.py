@@ -40,8 +40,8 @@ def _rules():
     rules["legacy_no_overlap"] = Rule(["legacy_no_overlap"], fails=True)
     rules["failing_call"] = Rule(["failing_call"], {"daemon": "thread_errors"})
     for name in ("context_migration", "bad_handles", "bad_addresses", "small_rules",
-                 "before_init", "printf_blocks", "kernel_assert", "device_reset", "memory_numbers", "sync_upload",
-                 "steady_rounds"):
+                 "before_init", "printf_blocks", "kernel_assert", "device_reset", "memory_numbers",
+                 "sync_upload", "release_after_data", "steady_rounds"):
         rules[name] = Rule([name])
     for kind in ("quiet", "calls", "exec"):
         rules[f"forks_{kind}"] = Rule(["forks", kind])
@@ -100,6 +100,19 @@ def off(name):
         check(outcome.status in (1, 3),
               f"Without ({rule.off}) the program ends with status ({outcome.status}): the test "
               "cannot fail.")
+
+
+@case
+def switches():
+    """Optimisations of the client, each switched off: nothing but the speed may change."""
+    with Daemon() as daemon:
+        for switch in ("post", "inline", "staging", "reserve"):
+            env = client_env(daemon, PENSTOCK_DISABLE=switch)
+            for rule in ("release_after_data", "small_rules", "failing_call",
+                         "copy_behind_kernel_pageable"):
+                outcome = _run(RULES[rule], env)
+                _verdict(RULES[rule], outcome, f"without ({switch})")
+                print(f"{outcome.seconds:.2f} s without {switch}: {rule}")
 
 
 @case
