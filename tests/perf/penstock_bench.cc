@@ -49,7 +49,7 @@ constexpr char kPtx[] =
 
 struct Sizes {
   uint64_t copy_bytes = 256ull << 20;
-  int copy_turns = 5;
+  int copy_turns = 9;
   int batches = 200, batch = 1000;
   int questions = 3000;
   int waits = 500;
