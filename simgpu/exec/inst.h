@@ -113,9 +113,6 @@ enum ConvertType {
   kCvtTypes
 };
 
-// Instructions whose handlers are compiled once.
-extern const Rows kWarpRows;
-
 namespace v2 {
 const HandlerSet& Handlers();
 }
