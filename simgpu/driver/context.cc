@@ -117,7 +117,7 @@ Context::Context(Device* device, bool primary, unsigned flags)
     : device_(device), primary_(primary), id_(g_next_context_id++), flags_(flags) {
   limits_ = {{CU_LIMIT_STACK_SIZE, 1024},
              {CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20},
-             {CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20},
+             {CU_LIMIT_MALLOC_HEAP_SIZE, DeviceHeap::kDefaultBytes},
              {CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2},
              {CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 2048},
              {CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 128},
@@ -287,6 +287,8 @@ CUresult Context::SetLimit(CUlimit limit, size_t value) {
   std::lock_guard lock(settings_mutex_);
   const auto found = limits_.find(limit);
   if (found == limits_.end()) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  // Once a kernel has used the heap, its size is fixed.
+  if (limit == CU_LIMIT_MALLOC_HEAP_SIZE && !heap_.SetSize(value)) return CUDA_ERROR_INVALID_VALUE;
   found->second = value;
   return CUDA_SUCCESS;
 }
@@ -385,6 +387,7 @@ void Context::Destroy() {
     modules.swap(modules_);
   }
   for (CUmodule module : modules) UnloadModule(module);
+  heap_.Release(*this);
   for (const auto& allocation : state()->memory.OfContext(this)) {
     if (allocation->kind == MemoryKind::kVariable ||
         allocation->kind == MemoryKind::kManagedVariable) {

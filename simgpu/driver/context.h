@@ -17,6 +17,7 @@
 #include "simgpu/driver/device.h"
 #include "simgpu/driver/stream.h"
 #include "simgpu/exec/executor.h"
+#include "simgpu/exec/heap.h"
 
 namespace simgpu {
 
@@ -91,6 +92,7 @@ class Context : public MemoryMap, public std::enable_shared_from_this<Context> {
   uint64_t generation() const override;
   uint64_t AllocateVariable(uint64_t bytes, uint64_t alignment, bool read_only) override;
   void FreeVariable(uint64_t address) override;
+  DeviceHeap* heap() override { return &heap_; }
 
  private:
   void ReleaseThread(uint64_t thread_key);
@@ -125,6 +127,8 @@ class Context : public MemoryMap, public std::enable_shared_from_this<Context> {
   mutable std::mutex peers_mutex_;
   std::atomic<uint64_t> peer_generation_{0};
   std::atomic<bool> has_peers_{false};
+
+  DeviceHeap heap_;
 
   std::mutex modules_mutex_;
   std::set<CUmodule> modules_;  // guarded by modules_mutex_

@@ -32,6 +32,8 @@ CUresult ResultOf(Fault fault) {
       return CUDA_ERROR_LAUNCH_FAILED;
     case Fault::kStopped:
       return CUDA_SUCCESS;  // the context is going away
+    case Fault::kOutOfMemory:
+      return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   }
   return CUDA_ERROR_LAUNCH_FAILED;
 }

@@ -30,7 +30,7 @@ struct LocalSlot {  // a parameter or result in a frame's local memory
   uint32_t bytes = 0;
 };
 
-enum class Builtin : uint8_t { kNone, kPrint, kAssert };
+enum class Builtin : uint8_t { kNone, kPrint, kAssert, kMalloc, kFree };
 
 struct CallSite {
   int32_t callee = -1;  // function index; -1 if indirect or a builtin

@@ -20,6 +20,8 @@
 
 namespace simgpu {
 
+class DeviceHeap;
+
 // What lives where. Implemented by the driver face; called by the executor from many threads.
 class MemoryMap {
  public:
@@ -36,6 +38,8 @@ class MemoryMap {
   // Memory for module variables: zeroed, aligned, live until the Program is destroyed; 0 if full.
   virtual uint64_t AllocateVariable(uint64_t bytes, uint64_t alignment, bool read_only) = 0;
   virtual void FreeVariable(uint64_t address) = 0;
+  // What malloc in a kernel takes from (heap.h); without one it returns null.
+  virtual DeviceHeap* heap() { return nullptr; }
 };
 
 struct Parameter {
@@ -76,6 +80,7 @@ enum class Fault {
   kTrap,                // CUDA_ERROR_LAUNCH_FAILED
   kDeadlock,            // no thread of a block can go on: CUDA_ERROR_LAUNCH_FAILED
   kStopped,             // LaunchRequest::stop was set
+  kOutOfMemory,         // the host has no memory for a block: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 };
 
 struct LaunchResult {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "simgpu/exec/decode.h"
@@ -262,7 +263,14 @@ LaunchResult KernelImpl::Launch(const LaunchRequest& request) {
   if (!error_.message.empty())
     return {Fault::kIllegalInstruction,
             "Kernel (" + info_.name + "), " + AtLine(error_.line, error_.message)};
-  return LaunchEngine(image_, info_, program_->module_, program_->memory_, request).Run();
+  // A block takes host memory for its registers, shared and local memory. Where there is none, the
+  // launch ends; everything that it had is freed on the way.
+  try {
+    return LaunchEngine(image_, info_, program_->module_, program_->memory_, request).Run();
+  } catch (const std::bad_alloc&) {
+    return {Fault::kOutOfMemory,
+            "Kernel (" + info_.name + "): the host has no memory for another block of it."};
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "simgpu/exec/engine.h"
@@ -39,7 +40,9 @@ void AlignedDelete::operator()(std::byte* p) const {
 
 AlignedBytes AllocateAligned(size_t bytes) {
   bytes = std::max<size_t>((bytes + 63) & ~size_t{63}, 64);
-  return AlignedBytes(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+  AlignedBytes memory(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+  if (!memory) throw std::bad_alloc();  // Kernel::Launch makes it the launch's fault
+  return memory;
 }
 
 LaunchEngine::LaunchEngine(const KernelImage& image, const KernelInfo& info,

@@ -6,6 +6,7 @@
 
 #include "simgpu/exec/decode.h"
 #include "simgpu/exec/engine.h"
+#include "simgpu/exec/heap.h"
 
 namespace simgpu::exec {
 namespace {
@@ -220,11 +221,40 @@ void Assert(Context& c, const Inst& i, uint32_t mask, const CallSite& site) {
       "the assertion (" + condition + ") of " + file + ":" + std::to_string(line) + " fails");
 }
 
+// In the order of the lanes.
+void Malloc(Context& c, uint32_t mask, const CallSite& site) {
+  DeviceHeap* const heap = c.engine->memory().heap();
+  for (uint32_t m = mask; m; m &= m - 1) {
+    uint32_t lane = static_cast<uint32_t>(__builtin_ctz(m));
+    uint64_t bytes = Argument(c, site, 0, lane);
+    uint64_t address = heap ? heap->Allocate(c.engine->memory(), bytes) : 0;
+    if (!site.results.empty() && site.results[0].bytes >= 8)
+      memcpy(c.local + c.local_stride * lane + c.frame->local_base + site.results[0].offset,
+             &address, 8);
+  }
+}
+
+void Free(Context& c, const Inst& i, uint32_t mask, const CallSite& site) {
+  DeviceHeap* const heap = c.engine->memory().heap();
+  for (uint32_t m = mask; m; m &= m - 1) {
+    uint32_t lane = static_cast<uint32_t>(__builtin_ctz(m));
+    uint64_t address = Argument(c, site, 0, lane);
+    if (address == 0 || (heap && heap->Free(address))) continue;
+    char text[80];
+    snprintf(text, sizeof(text), "free of address (0x%llx), which malloc has not returned",
+             static_cast<unsigned long long>(address));
+    c.engine->SetFault(Fault::kTrap, &i, lane, text);
+    return;
+  }
+}
+
 }  // namespace
 
 Builtin BuiltinByName(std::string_view name) {
   if (name == "vprintf") return Builtin::kPrint;
   if (name == "__assertfail") return Builtin::kAssert;
+  if (name == "malloc") return Builtin::kMalloc;
+  if (name == "free") return Builtin::kFree;
   return Builtin::kNone;
 }
 
@@ -235,6 +265,12 @@ void RunBuiltin(Context& c, const Inst& i, uint32_t mask, const CallSite& site) 
       break;
     case Builtin::kAssert:
       Assert(c, i, mask, site);
+      break;
+    case Builtin::kMalloc:
+      Malloc(c, mask, site);
+      break;
+    case Builtin::kFree:
+      Free(c, i, mask, site);
       break;
     default:
       break;

@@ -25,7 +25,7 @@ struct AlignedDelete {
   void operator()(std::byte* p) const;
 };
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
-AlignedBytes AllocateAligned(size_t bytes);
+AlignedBytes AllocateAligned(size_t bytes);  // throws std::bad_alloc, as containers do
 
 struct Frame {
   const Code* code = nullptr;

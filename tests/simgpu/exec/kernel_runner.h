@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "simgpu/exec/executor.h"
+#include "simgpu/exec/heap.h"
 
 namespace simgpu::test {
 
@@ -23,6 +24,7 @@ namespace simgpu::test {
 class TestMemory : public MemoryMap {
  public:
   ~TestMemory() override {
+    heap_.Release(*this);
     for (auto& [begin, block] : blocks_) munmap(block.mapping, block.mapped);
   }
   uint64_t Allocate(uint64_t bytes, bool read_only = false) {
@@ -63,6 +65,7 @@ class TestMemory : public MemoryMap {
     return Allocate(bytes, read_only);
   }
   void FreeVariable(uint64_t address) override { Free(address); }
+  DeviceHeap* heap() override { return &heap_; }
 
  private:
   struct Block {
@@ -73,6 +76,7 @@ class TestMemory : public MemoryMap {
   mutable std::mutex mutex_;
   std::map<uint64_t, Block> blocks_;
   std::atomic<uint64_t> generation_{1};
+  DeviceHeap heap_;
 };
 
 // An array in device memory. Device addresses are host addresses, so it is read and written here.
