@@ -10,6 +10,11 @@ namespace simgpu::exec {
 
 using ptx::Space;
 
+namespace {
+// Registers of one function for a warp: 256 Ki of them of 64 bits, more than any compiler writes.
+constexpr uint32_t kMaxFrameBytes = 64u << 20;
+}  // namespace
+
 bool Decoder::Fail(std::string message) {
   if (error_->message.empty()) {
     error_->line = s_ ? s_->line : f_.line;
@@ -37,7 +42,7 @@ uint32_t Decoder::Slot(uint32_t bytes) {
   uint32_t alignment = bytes == 1 ? 4 : 64;
   bytes_ = (bytes_ + alignment - 1) & ~(alignment - 1);
   uint32_t at = bytes_;
-  bytes_ += size;
+  if (bytes_ <= kMaxFrameBytes) bytes_ += size;  // Run refuses what went over
   return at;
 }
 
@@ -643,6 +648,8 @@ bool Decoder::Run() {
   end.line = f_.statements.empty() ? f_.line : f_.statements.back().line;
   if (!Decode(end)) return false;
   s_ = nullptr;
+  if (bytes_ > kMaxFrameBytes)
+    return Fail("The function (" + std::string(f_.name) + ") uses too many registers.");
 
   auto is_branch = [](const Inst& i) { return i.fn == Branch || i.fn == BranchAlways; };
   for (Inst& i : code_->insts)

@@ -10,6 +10,9 @@ namespace {
 using ptx::Operand;
 using ptx::Space;
 
+constexpr uint64_t kMaxStaticShared = 48 << 10;  // as ptxas has it
+constexpr uint64_t kMaxLocal = 16 << 20;         // of a thread; a device's limit is 512 KiB
+
 struct Reach {
   ptx::Module* module;
   KernelImage* image;
@@ -125,7 +128,7 @@ bool PrepareImage(ptx::Module* module, int32_t entry, KernelImage* image, Decode
       }
     }
   }
-  if (shared > (1u << 30)) {
+  if (shared > kMaxStaticShared) {
     error->line = image->entry->line;
     error->message =
         "The shared memory (" + std::to_string(shared) + ") of the kernel is too large.";
@@ -160,7 +163,7 @@ bool PrepareImage(ptx::Module* module, int32_t entry, KernelImage* image, Decode
       bytes = (bytes + alignment - 1) & ~uint64_t{alignment - 1};
       code.variable_offsets[v] = static_cast<uint32_t>(bytes);
       bytes += variable.bytes;
-      if (bytes > (1u << 24)) {
+      if (bytes > kMaxLocal) {
         error->line = function.line;
         error->message =
             "The local memory of function (" + std::string(function.name) + ") is too large.";
@@ -185,7 +188,7 @@ bool PrepareImage(ptx::Module* module, int32_t entry, KernelImage* image, Decode
   // The deepest chain of calls; a cycle, or a call through a pointer, has no bound.
   image->calls_unbounded = reach.indirect;
   std::unordered_map<int32_t, int> state;  // 1: being visited, 2: done
-  std::unordered_map<int32_t, uint32_t> depth;
+  std::unordered_map<int32_t, uint64_t> depth;
   std::vector<std::pair<int32_t, size_t>> stack{{entry, 0}};
   state[entry] = 1;
   while (!stack.empty()) {
@@ -202,13 +205,19 @@ bool PrepareImage(ptx::Module* module, int32_t entry, KernelImage* image, Decode
       }
       continue;
     }
-    uint32_t deepest = 0;
+    uint64_t deepest = 0;
     for (int32_t callee : callees) deepest = std::max(deepest, depth[callee]);
     depth[f] = deepest + image->by_function[f]->local_bytes;
+    if (depth[f] > kMaxLocal) {
+      error->line = image->entry->line;
+      error->message = "The local memory (" + std::to_string(depth[f]) + ") of kernel (" +
+                       std::string(image->entry->name) + ") and what it calls is too large.";
+      return false;
+    }
     state[f] = 2;
     stack.pop_back();
   }
-  image->local_bytes = depth[entry];
+  image->local_bytes = static_cast<uint32_t>(depth[entry]);
   return true;
 }
 

@@ -711,8 +711,9 @@ LaunchResult LaunchEngine::Run() {
         if (Stopped()) return result_;
       }
     }
+    // Also where no warp spends its budget: a loop over a barrier gives way at each.
+    if (Stopped()) return result_;
     if (BlockDone(*block)) {
-      if (Stopped()) return result_;
       spare.push_back(block);
       if (started < total) {
         resident.erase(resident.begin() + static_cast<ptrdiff_t>(turn));

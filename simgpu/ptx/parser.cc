@@ -28,7 +28,11 @@ using Kind = Token::Kind;
 
 constexpr int kMaxNesting = 64;
 constexpr uint64_t kMaxVariableBytes = uint64_t{1} << 40;
-constexpr uint32_t kMaxRegisters = 1u << 22;  // a bound on what a hostile text can make us reserve
+// What a hostile text can make us reserve is bounded by its own length: a register that is used
+// stands in the text, and few are declared that are not.
+constexpr uint64_t kUnusedRegisters = 4096;
+// Of a kernel, since CUDA 12.1.
+constexpr uint64_t kMaxParameterBytes = 32764;
 
 class Parser {
  public:
@@ -401,6 +405,13 @@ bool ModuleParser::FunctionItem(bool entry, const Linkage& linkage) {
   if (!Identifier(&function.name)) return false;
   if (Accept('(')) {
     if (!ParameterList(&list)) return false;
+    uint64_t bytes = 0;
+    for (const Variable& v : list) {
+      bytes = ((bytes + v.alignment - 1) & ~uint64_t{v.alignment - 1}) + v.bytes;
+      if (entry && bytes > kMaxParameterBytes)
+        return Fail("The parameters of kernel (" + std::string(function.name) +
+                    ") exceed the limit (" + std::to_string(kMaxParameterBytes) + ").");
+    }
     for (Variable& v : list) {
       function.parameters.push_back(static_cast<int32_t>(function.variables.size()));
       function.variables.push_back(std::move(v));
@@ -621,7 +632,8 @@ bool BodyParser::Registers() {
     uint64_t count = 1;
     bool range = Accept('<');
     if (range && (!Integer(&count) || !Expect('>'))) return false;
-    if (count > kMaxRegisters || f_->registers.size() + count > kMaxRegisters)
+    const uint64_t most = kUnusedRegisters + f_->body.size();
+    if (count > most || f_->registers.size() + count > most)
       return Fail("The function has too many registers.");
     int32_t first = static_cast<int32_t>(f_->registers.size());
     f_->registers.insert(f_->registers.end(), count, type);

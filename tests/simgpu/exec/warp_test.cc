@@ -287,3 +287,14 @@ TEST_CASE("endless recursion and wild calls fault", "[simgpu][warp]") {
   INFO(result.message);
   REQUIRE(result.fault == Fault::kIllegalAddress);
 }
+
+TEST_CASE("the stop flag ends a loop over a barrier", "[simgpu][warp]") {
+  Module m(
+      ".version 8.0\n.target sm_80\n.address_size 64\n"
+      ".visible .entry k() { L: bar.sync 0; bra L; }\n");
+  REQUIRE(m.program != nullptr);
+  const std::atomic<bool> stop{true};
+  Shape shape = Blocks(1, 64);
+  shape.stop = &stop;
+  REQUIRE(m.Run("k", shape, Arguments()).fault == Fault::kStopped);
+}
