@@ -111,11 +111,17 @@ def environment():
 
 @case
 def gpus():
-    """-n N shows the program N devices, also on the simulated GPU."""
+    """-n N shows the program N devices, also on the simulated GPU; CUDA_VISIBLE_DEVICES chooses of
+    them."""
     for count in (1, 3):
         outcome = run([PENSTOCK, "run", "-n", str(count), "--sim", "--", program("device_count")],
                       plain_env())
         check_equal(check_ok(outcome, "device_count").out, f"{count}\n", "The number of devices")
+    for visible, count in (("2", 1), ("2,0", 2)):
+        outcome = run([PENSTOCK, "run", "-n", "3", "--sim", "--", program("device_count")],
+                      plain_env(CUDA_VISIBLE_DEVICES=visible))
+        check_equal(check_ok(outcome, f"device_count with devices {visible}").out, f"{count}\n",
+                    f"The number of devices of ({visible})")
 
 
 main()

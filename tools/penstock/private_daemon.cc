@@ -46,7 +46,8 @@ Status WriteKey(const std::string& path) {
 }
 
 // In the child: the daemon gets no terminal input, no stdout, none of our signals' fate (its own
-// session) and none of the client's environment.
+// session) and nothing of the environment that is meant for the program alone: a choice of devices
+// would be made twice, and its numbers mean another thing the second time.
 [[noreturn]] void ExecDaemon(const Layout& layout, const std::string& port_file,
                              const std::string& key_file, int gpus) {
   setsid();
@@ -59,6 +60,7 @@ Status WriteKey(const std::string& path) {
   setenv("LD_PRELOAD", WithoutEntry(EnvString("LD_PRELOAD"), layout.interposer).c_str(), 1);
   setenv("LD_LIBRARY_PATH",
          WithoutEntry(EnvString("LD_LIBRARY_PATH"), layout.library_folder).c_str(), 1);
+  unsetenv("CUDA_VISIBLE_DEVICES");
   if (gpus > 0) setenv("SIMGPU_DEVICES", std::to_string(gpus).c_str(), 1);
   execl(layout.daemon.c_str(), layout.daemon.c_str(), "--listen", "127.0.0.1:0", "--driver", "sim",
         "--port-file", port_file.c_str(), "--key-file", key_file.c_str(), "--parent-pid-dies",
