@@ -1,5 +1,7 @@
 #include "server/options.h"
 
+#include <unistd.h>
+
 #include <toml++/toml.h>
 #include <CLI/CLI.hpp>
 
@@ -109,6 +111,7 @@ class FileReader {
 
 Status ReadFile(const std::string& path, const CLI::App& app, std::string* listen,
                 Options* options) {
+  if (access(path.c_str(), R_OK) != 0) return FailErrno("Cannot read settings (" + path + ")");
   toml::table table;
   try {
     table = toml::parse_file(path);
@@ -136,31 +139,40 @@ Result<Options> ParseOptions(int argc, char** argv) {
   Options options;
   CLI::App app(kAbout, "penstockd");
   app.footer(kExamples);
+  app.set_version_flag("--version", "penstockd " PENSTOCK_VERSION, "Show the version and exit");
   std::string listen = "127.0.0.1:14833", config;
   app.add_option("--listen", listen,
-                 "HOST:PORT to listen on; port 0 takes a free one. Without a key only addresses of "
-                 "this machine alone (loopback) are allowed. Default 127.0.0.1:14833");
+                 "Where to listen; port 0 takes a free one. Without a key only\naddresses of "
+                 "this machine alone (loopback) are allowed.\nDefault 127.0.0.1:14833")
+      ->type_name("HOST:PORT");
   app.add_option("--driver", options.driver,
-                 "auto: this machine's libcuda.so.1; sim: the simulated GPU; or the path of a "
-                 "libcuda.so.1. Default auto");
+                 "auto: this machine's libcuda.so.1; sim: the simulated GPU; or\nthe path of a "
+                 "libcuda.so.1. Default auto")
+      ->type_name("DRIVER");
   app.add_option("--key-file", options.key_file,
-                 "File with the key (16 bytes or more) that every client must hold as well");
-  app.add_option("--config", config, "TOML file with any of these settings");
-  app.add_option("--port-file", options.port_file,
-                 "Written with the port once the daemon is ready");
-  app.add_option("--max-sessions", options.max_sessions, "Programs served at once. Default 64");
-  app.add_option("--log", options.log,
-                 "level[,area...]: error, warning, info, debug or trace. Default: PENSTOCK_LOG, "
-                 "else warning");
+                 "File with the key (16 bytes or more) that every client must\nhold as well")
+      ->type_name("FILE");
+  app.add_option("--config", config, "TOML file with any of these settings, see below")
+      ->type_name("FILE");
+  app.add_option("--port-file", options.port_file, "Written with the port once the daemon is ready")
+      ->type_name("FILE");
+  app.add_option("--max-sessions", options.max_sessions, "Programs served at once. Default 64")
+      ->type_name("NUMBER");
+  app.add_option(
+         "--log", options.log,
+         "level[,area...]: error, warning, info, debug or trace; info says\nwhen the daemon "
+         "listens and who comes and goes.\nDefault: PENSTOCK_LOG, else warning")
+      ->type_name("LEVEL");
   app.add_flag("--parent-pid-dies", options.parent_pid_dies,
                "End when the parent process ends (for private daemons)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     return Fail(Code::kUnsupported, app.help());
+  } catch (const CLI::CallForVersion&) {
+    return Fail(Code::kUnsupported, "penstockd " PENSTOCK_VERSION "\n");
   } catch (const CLI::ParseError& error) {
-    return Fail(Code::kInvalidArgument,
-                std::string(error.what()) + "\nRun \"penstockd --help\" for the options.");
+    return Fail(Code::kInvalidArgument, std::string(error.what()) + ". See: penstockd --help");
   }
   if (!config.empty()) RETURN_IF_ERROR(ReadFile(config, app, &listen, &options));
   RETURN_IF_ERROR(ParseAddress(listen, &options));

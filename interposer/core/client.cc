@@ -65,11 +65,15 @@ const char* Advice(Code code) {
     case Code::kInvalidArgument:
       return "Set PENSTOCK_SERVER to HOST:PORT of a penstockd.";
     case Code::kUnauthenticated:
-      return "Give both sides the same key (PENSTOCK_KEY_FILE here).";
+      return "Give both sides the same key file (here with PENSTOCK_KEY_FILE or penstock run "
+             "--key).";
     case Code::kProtocol:
       return "Check that a penstockd of this version listens there.";
     case Code::kResourceExhausted:
-      return "Try again when a device is free, or ask for fewer (PENSTOCK_GPUS).";
+      return "Try again when a device is free, or ask for fewer (PENSTOCK_GPUS or penstock run "
+             "-n).";
+    case Code::kUnsupported:
+      return "See what penstockd says there on its stderr.";
     default:
       return "Check that penstockd runs there and can be reached from here.";
   }

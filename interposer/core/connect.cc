@@ -28,6 +28,7 @@ Error Refused(Refusal refusal, const char* text) {
   if (refusal == Refusal::kKey) code = Code::kUnauthenticated;
   if (refusal == Refusal::kVersion || refusal == Refusal::kMalformed) code = Code::kProtocol;
   if (refusal == Refusal::kFull) code = Code::kResourceExhausted;
+  if (refusal == Refusal::kDriver) code = Code::kUnsupported;
   return {code, std::string("The server refuses (") + RefusalName(refusal) + "): " + text};
 }
 
@@ -72,7 +73,9 @@ Result<Connected> Connect(const ConnectOptions& options) {
   ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(options.server));
   Key key;
   if (!options.key_file.empty()) {
-    ASSIGN_OR_RETURN(key, ReadKeyFile(options.key_file));
+    Result<Key> read = ReadKeyFile(options.key_file);
+    if (!read) return Fail(Code::kUnauthenticated, read.error().message);
+    key = std::move(*read);
   }
   Sockets sockets;
   ASSIGN_OR_RETURN(sockets.control,
@@ -89,8 +92,7 @@ Result<Connected> Connect(const ConnectOptions& options) {
     return tl::unexpected<Error>(Refused(challenge.refusal, challenge.text));
   }
   if (challenge.key_needed != 0 && key.empty()) {
-    return Fail(Code::kUnauthenticated,
-                "The server asks for a key; PENSTOCK_KEY_FILE names the file that holds it.");
+    return Fail(Code::kUnauthenticated, "The server asks for a key, and none is given.");
   }
 
   Proof proof;

@@ -31,7 +31,7 @@ def streams():
     check_equal(quiet.err, "", "stderr")
     unconfigured = check_ok(run([PENSTOCK, "run", sample("static", "vector_add")], plain_env()),
                             "vector_add with nothing configured")
-    check(len(unconfigured.err.splitlines()) == 1 and "No pool is configured" in unconfigured.err,
+    check(len(unconfigured.err.splitlines()) == 1 and "No server is named" in unconfigured.err,
           f"stderr is ({unconfigured.err}).")
     with Scratch() as scratch:
         with open(scratch / "in", "w", encoding="ascii") as file:

@@ -56,6 +56,9 @@ int main(int argc, char** argv) {
   CLI::App app(kAbout, "penstock");
   app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
   app.require_subcommand(1);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string("penstock: ") + error.what() + ". See: penstock run --help\n";
+  });
 
   penstock::RunOptions options;
   CLI::App* run = app.add_subcommand("run", kRunAbout);

@@ -102,7 +102,7 @@ int Run(const RunOptions& options) {
   if (options.simulate) return RunOnSimulator(*layout, options);
   if (options.server.empty()) {
     fprintf(stderr,
-            "penstock: No pool is configured (--server, PENSTOCK_SERVER); the program uses the "
+            "penstock: No server is named (--server, PENSTOCK_SERVER); the program uses the "
             "simulated GPU.\n");
     return RunOnSimulator(*layout, options);
   }
