@@ -13,7 +13,9 @@
 namespace penstock::transport::tcp {
 namespace {
 
-constexpr int64_t kSpinNs = 10'000;
+// Longer than it takes to wake a peer that sleeps on an idle core: else two ends that both went to
+// sleep once would go on sleeping, each too late for the other's look.
+constexpr int64_t kSpinUs = 80;
 constexpr int kMostSpinCredit = 8;
 
 }  // namespace
@@ -182,7 +184,7 @@ int TcpConnection::Wait(int budget, Handler& handler, Deadline deadline) {
     if (handled > 0) return handled;
     if (over()) return -1;
     if (interrupted_.load(std::memory_order_relaxed) && interrupted_.exchange(false)) return 0;
-    if (Spin()) continue;
+    if (Spin(deadline)) continue;
     epoll_event events[2];
     // After the end only stragglers of the peer are awaited, and not for long.
     const bool ending = life_.closed() && !control_over_;
@@ -202,17 +204,17 @@ int TcpConnection::Wait(int budget, Handler& handler, Deadline deadline) {
 // without any left only every 32nd Wait tries. A program that waits for long kernels soon stops,
 // one that asks short questions never sleeps. Yielding in between leaves the core to whoever needs
 // it, such as the peer on a small machine.
-bool TcpConnection::Spin() {
+bool TcpConnection::Spin(Deadline deadline) {
   if (control_over_ || (spin_credit_ == 0 && ++waits_without_spin_ < 32)) return false;
   waits_without_spin_ = 0;
-  const int64_t end = NowNanoseconds() + kSpinNs;
+  const Deadline end = Earlier(deadline, Deadline::AfterMicroseconds(kSpinUs));
   do {
     if (Receive() || control_over_ || life_.receiver().signalled()) {
       spin_credit_ = std::min(spin_credit_ + 1, kMostSpinCredit);
       return true;
     }
     sched_yield();
-  } while (NowNanoseconds() < end);
+  } while (!end.expired());
   spin_credit_ = std::max(spin_credit_ - 1, 0);
   return false;
 }

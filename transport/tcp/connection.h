@@ -50,7 +50,7 @@ class TcpConnection : public Connection {
   int HandleFrames(int budget, Handler& handler);
   // Reads what the socket has, without waiting. False when there was nothing.
   bool Receive();
-  bool Spin();  // true when there is something to handle
+  bool Spin(Deadline deadline);  // true when there is something to handle
   void EndOfControl(const std::string& reason, LogLevel level);
   bool frame_ready() const;
   // Everything that will ever come has been handled.
