@@ -3,8 +3,11 @@
 #include "simgpu/driver/fatbin.h"
 
 #include <lz4.h>
+#include <sys/mman.h>
 #include <zstd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -22,6 +25,9 @@ constexpr uint64_t kFlagLz4 = 0x2000;
 constexpr uint64_t kFlagZstd = 0x8000;
 constexpr uint16_t kKindPtx = 1;
 constexpr size_t kLargestPtx = size_t{1} << 30;
+constexpr uint64_t kLargestContainer = uint64_t{8} << 30;
+// What a byte can become: zstd's block of one repeated byte, 128 KiB in 4 bytes, is the most.
+constexpr uint64_t kLargestRatio = 32768;
 
 struct Wrapper {
   uint32_t magic;
@@ -66,11 +72,28 @@ uint32_t FirstWord(const void* data) {
   return word;
 }
 
+// Is all of it mapped? A container says itself how long it is; a damaged one must not lead out of
+// the program's memory. What cannot be asked (a filter forbids it) is believed.
+bool IsMapped(const void* data, uint64_t bytes) {
+  constexpr uint64_t kPage = 4096;
+  unsigned char pages[1024];
+  const uint64_t begin = reinterpret_cast<uint64_t>(data) / kPage * kPage;
+  if (bytes > kLargestContainer) return false;
+  const uint64_t end = reinterpret_cast<uint64_t>(data) + bytes;
+  for (uint64_t at = begin; at < end; at += sizeof(pages) * kPage) {
+    const uint64_t piece = std::min<uint64_t>(end - at, sizeof(pages) * kPage);
+    if (mincore(reinterpret_cast<void*>(at), piece, pages) != 0 && errno == ENOMEM) return false;
+  }
+  return true;
+}
+
 // The PTX entry that suits the device best; none if the container has machine code only.
 std::optional<Candidate> Choose(const void* container, int compute_capability, bool* broken) {
   ContainerHeader header;
   std::memcpy(&header, container, sizeof(header));
-  if (header.magic != kContainerMagic || header.header_bytes < sizeof(header)) {
+  if (header.magic != kContainerMagic || header.header_bytes < sizeof(header) ||
+      header.bytes > kLargestContainer ||
+      !IsMapped(container, header.header_bytes + header.bytes)) {
     *broken = true;
     return std::nullopt;
   }
@@ -108,7 +131,10 @@ bool Unpack(const Candidate& candidate, std::string* text) {
   if (h.compressed_bytes == 0) {
     text->assign(payload, h.payload_bytes);
   } else {
-    if (h.compressed_bytes > h.payload_bytes || h.uncompressed_bytes > kLargestPtx) return false;
+    if (h.compressed_bytes > h.payload_bytes || h.uncompressed_bytes > kLargestPtx ||
+        h.uncompressed_bytes / kLargestRatio > h.compressed_bytes) {
+      return false;
+    }
     text->resize(h.uncompressed_bytes);
     if ((h.flags & kFlagZstd) != 0) {
       const size_t done = ZSTD_decompress(text->data(), text->size(), payload, h.compressed_bytes);

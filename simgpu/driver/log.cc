@@ -17,6 +17,11 @@ void Write(const char* format, va_list arguments) {
 }  // namespace
 
 void LogWarning(const char* format, ...) {
+  static const bool silent = [] {
+    const char* level = getenv("SIMGPU_LOG");
+    return level != nullptr && std::strcmp(level, "none") == 0;
+  }();
+  if (silent) return;
   va_list arguments;
   va_start(arguments, format);
   Write(format, arguments);
