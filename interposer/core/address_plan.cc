@@ -174,6 +174,17 @@ void AddressPlan::NoteUse(HostAllocation& allocation, StreamRecord* stream, uint
   allocation.uses.push_back({stream, stream->handle, stream->context, value});
 }
 
+void AddressPlan::OrphanUses(const StreamRecord& stream) {
+  const uint64_t finished = stream.finished.load();
+  if (finished >= stream.issued.load()) return;
+  std::unique_lock lock(mutex_);
+  for (const auto& [base, allocation] : host_) {
+    for (HostAllocation::Use& use : allocation->uses) {
+      if (use.stream_handle == stream.handle && use.value > finished) use.orphan = true;
+    }
+  }
+}
+
 std::vector<HostAllocation::Use> AddressPlan::TakeUses(HostAllocation& allocation) {
   std::unique_lock lock(mutex_);
   return std::exchange(allocation.uses, {});

@@ -50,6 +50,7 @@ struct HostAllocation {
     Handle stream_handle;
     ContextRecord* context;
     uint64_t value;
+    bool orphan = false;  // the stream was destroyed before it had come so far
   };
   std::vector<Use> uses;
 };
@@ -82,6 +83,8 @@ class AddressPlan {
   bool AddHost(std::shared_ptr<HostAllocation> allocation);
   std::shared_ptr<HostAllocation> RemoveHost(const void* base);
   void NoteUse(HostAllocation& allocation, StreamRecord* stream, uint64_t value);
+  // The stream is about to be destroyed: nobody sees its progress any more.
+  void OrphanUses(const StreamRecord& stream);
   std::vector<HostAllocation::Use> TakeUses(HostAllocation& allocation);
   uint64_t NextBufferId() { return next_buffer_id_.fetch_add(1, std::memory_order_relaxed); }
 

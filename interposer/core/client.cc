@@ -218,6 +218,7 @@ void Client::OnThreadExit(ThreadState& thread) {
     call.thread = thread.index;
     call.command = &command;
     call.command_bytes = sizeof command;
+    session.plan.OrphanUses(*stream);
     session.streams.Remove(owned.stream);
     session.Post(call, nullptr);
   }

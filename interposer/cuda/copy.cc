@@ -50,6 +50,11 @@ bool Extent(const Shape& shape, uint64_t pitch, uint64_t* bytes) {
          !__builtin_add_overflow(rows, shape.width, bytes);
 }
 
+// The pitch of a single row says nothing, whatever the program put there. The frames say its width.
+uint64_t PitchOf(const Shape& shape, uint64_t pitch) {
+  return shape.height == 1 ? shape.width : pitch;
+}
+
 void Pack(std::byte* target, const HostRows& source, const Shape& shape) {
   for (uint64_t row = 0; row < shape.height; ++row) {
     memcpy(target + row * shape.width, source.first + row * source.pitch, shape.width);
@@ -122,7 +127,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   command.stream = stream;
   command.width = shape.width;
   command.height = shape.height;
-  command.target_pitch = target.pitch;
+  command.target_pitch = PitchOf(shape, target.pitch);
   command.reply_when = may_post ? ReplyWhen::kNever : ReplyWhen::kDone;
   const auto send = [&](std::span<const std::span<const std::byte>> sections, uint32_t cost) {
     if (!may_post) {
@@ -142,6 +147,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
 
   if (total <= kMaxInlineCopyBytes && session.options().inline_copies) {
     command.place = HostPlace::kInline;
+    command.host_pitch = shape.width;
     const std::byte* data = source.first;
     if (shape.height > 1) {
       call.thread().scratch.resize(total);
@@ -171,7 +177,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   }
 
   command.place = HostPlace::kRegion;
-  command.host_pitch = source.pitch;
+  command.host_pitch = PitchOf(shape, source.pitch);
   if (!region.Describe(call, source, extent, transport::Access::kPeerReads, &command.key,
                        &command.offset)) {
     return call.result();
@@ -209,8 +215,8 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
   command.stream = stream;
   command.width = shape.width;
   command.height = shape.height;
-  command.source_pitch = source.pitch;
-  command.host_pitch = target.pitch;
+  command.source_pitch = PitchOf(shape, source.pitch);
+  command.host_pitch = PitchOf(shape, target.pitch);
   command.reply_when = ReplyWhen::kDone;
 
   Region region;
@@ -337,7 +343,13 @@ bool Side(Call& call, CUmemorytype type, const void* host, CUdeviceptr device, s
     return call.Refuse(CUDA_ERROR_INVALID_VALUE);
   }
   if (__builtin_mul_overflow(pitch, y, &rows)) return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  const AddressPlan& plan = call.session().plan;
+  const bool on_device = plan.IsDevice(*address);
   *address += rows + x;
+  // What starts on the device does not reach into the program's memory.
+  if (on_device && !shape.empty() && !plan.IsDevice(*address)) {
+    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
   return true;
 }
 

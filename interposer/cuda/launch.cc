@@ -87,9 +87,9 @@ bool PackParameters(Call& call, const FunctionRecord& function, void** parameter
     const void* buffer;
     size_t bytes;
     if (!ReadExtra(call, extra, &buffer, &bytes)) return false;
-    if (bytes > block_bytes) bytes = block_bytes;
-    memset(block + bytes, 0, block_bytes - bytes);
-    if (bytes != 0) memcpy(block, buffer, bytes);
+    // What the kernel would read and nobody wrote is no parameter.
+    if (bytes < block_bytes) return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+    if (block_bytes != 0) memcpy(block, buffer, block_bytes);
     return true;
   }
   if (function.parameters.empty()) return true;

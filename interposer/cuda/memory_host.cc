@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "commands.gen.h"
 #include "common/log.h"
 #include "custom_client.gen.h"
 #include "interposer/core/call.h"
@@ -55,8 +56,20 @@ void WaitForUses(Call& call, HostAllocation& allocation) {
   OutgoingCall origin;
   origin.thread = call.thread().index;
   for (const HostAllocation::Use& use : call.session().plan.TakeUses(allocation)) {
-    if (use.stream->handle != use.stream_handle) continue;  // destroyed, with its work done
-    call.session().WaitForProgress(origin, use.stream, use.value);
+    if (use.orphan && use.context->active) {
+      // Nobody tells of a stream that was destroyed meanwhile, but its context waits for it.
+      OutgoingCall wait;
+      wait.thread = kMaxThreads - 1;  // posts nothing, so that no error is taken from this one
+      const commands::CuCtxSynchronize_v2 command{use.context->handle.bits};
+      wait.function = command.kFunction;
+      wait.context = command.ctx;
+      wait.command = &command;
+      wait.command_bytes = sizeof command;
+      ReplyWaiter waiter;
+      call.session().Invoke(wait, &waiter);
+    } else if (use.stream->handle == use.stream_handle) {  // else it ended with its work done
+      call.session().WaitForProgress(origin, use.stream, use.value);
+    }
   }
 }
 
@@ -75,6 +88,7 @@ CUresult CuMemHostAlloc(void** memory, size_t bytes, unsigned int flags) {
 CUresult CuMemFreeHost(void* memory) {
   Call call(Function::kCuMemFreeHost, Call::kInitialised);
   if (!call.ready()) return call.result();
+  if (memory == nullptr) return CUDA_SUCCESS;
   AddressPlan& plan = call.session().plan;
   const auto found = plan.FindHost(memory);
   if (found == nullptr || found->base != memory || found->registered) {

@@ -67,6 +67,7 @@ CUresult CuStreamDestroy(CUstream stream) {
     ++context->orphans;
     ++context->downloads_posted;
   }
+  call.session().plan.OrphanUses(*record);
   if (!call.session().streams.Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
   if (non_blocking) --context->non_blocking_streams;
   commands::CuStreamDestroy command{};

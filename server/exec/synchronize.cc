@@ -33,9 +33,9 @@ CUresult ServeCuCtxSynchronize_v2(CallContext& call, const commands::CuCtxSynchr
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (CUresult result = worker.MakeCurrent(context); result != CUDA_SUCCESS) return result;
   std::vector<std::shared_ptr<StreamState>> streams = context->streams;
-  // A destroyed stream may still run what it was given; its marks are the last thing in it.
   streams.push_back(context->legacy);
-  return worker.waits().ForStreams(call, context, streams);
+  // A destroyed stream may still run what it was given; its marks are the last thing in it.
+  return worker.waits().ForStreams(call, context, streams, context->retiring);
 }
 
 CUresult ServeWaitStreamProgress(CallContext& call, Reader& reader) {

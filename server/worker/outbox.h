@@ -22,7 +22,8 @@ struct ReplyToken {
   uint64_t sequence = 0;
   uint32_t function = 0;
   uint32_t thread = 0;
-  bool needed = false;  // false: a posted call; its failure is kept for the thread
+  uint64_t context = 0;  // the current one
+  bool needed = false;   // false: a posted call; its failure is kept for the thread
 };
 
 class Outbox {

@@ -580,6 +580,9 @@ void Transfers::DropContext(const ContextState& context, CUresult error) {
   for (Transfer& transfer : transfers_) {
     if (transfer.context.get() != &context) continue;
     Fail(transfer, error);
+    // Of a copy that nobody waits for nothing is left to say: its failure would meet the thread in
+    // the context's next life.
+    if (!transfer.token.needed || transfer.answered_fine) transfer.error = CUDA_SUCCESS;
     transfer.context_lost = true;
     OpenGate(transfer);
   }

@@ -6,7 +6,8 @@
 namespace penstock::server {
 
 CUresult Waits::ForStreams(CallContext& call, const std::shared_ptr<ContextState>& context,
-                           const std::vector<std::shared_ptr<StreamState>>& streams) {
+                           const std::vector<std::shared_ptr<StreamState>>& streams,
+                           const std::vector<std::shared_ptr<StreamState>>& retiring) {
   const Driver& driver = worker_.driver();
   if (!worker_.options().deferred_waits) {
     // For tests: what happens when the dispatch thread blocks.
@@ -20,6 +21,7 @@ CUresult Waits::ForStreams(CallContext& call, const std::shared_ptr<ContextState
   wait.token = call.token();
   wait.context = context;
   wait.reveals_output = true;
+  wait.retiring = retiring;
   for (const auto& stream : streams) {
     worker_.progress().Mark(stream);
     CUevent event = worker_.TakeEvent(*context);
@@ -90,19 +92,25 @@ CUresult Waits::Ask(Wait& wait) {
     if (result != CUDA_SUCCESS) return result;
     driver.cuEventSynchronize(wait.user_event);
   }
-  if (wait.stream != nullptr && wait.stream->finished < wait.cost) {
+  // A context that has failed moves no word any more, but says so.
+  const auto not_ready = [&](const ContextState& context) {
     constexpr int64_t kSuspiciousNs = 50'000'000;
+    if (NowNanoseconds() - wait.since_ns <= kSuspiciousNs || context.upload_stream == nullptr) {
+      return CUDA_ERROR_NOT_READY;
+    }
+    const CUresult result = driver.cuStreamQuery(context.upload_stream);
+    return result == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : result;
+  };
+  if (wait.stream != nullptr && wait.stream->finished < wait.cost) {
     const auto context = wait.stream->context.lock();
     if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (NowNanoseconds() - wait.since_ns > kSuspiciousNs && context->upload_stream != nullptr) {
-      // A context that has failed moves no word any more, but says so.
-      const CUresult result = driver.cuStreamQuery(context->upload_stream);
-      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
-        worker_.progress().GiveUp(wait.stream);
-        return result;
-      }
-    }
-    return CUDA_ERROR_NOT_READY;
+    const CUresult result = not_ready(*context);
+    if (result != CUDA_ERROR_NOT_READY) worker_.progress().GiveUp(wait.stream);
+    return result;
+  }
+  while (!wait.retiring.empty()) {
+    if (!wait.retiring.back()->unseen.empty()) return not_ready(*wait.context);
+    wait.retiring.pop_back();
   }
   for (const auto& job : wait.reaping) {
     if (!job->done.load(std::memory_order_acquire)) return CUDA_ERROR_NOT_READY;

@@ -26,6 +26,7 @@ struct Wait {
   CUevent user_event = nullptr;
   std::shared_ptr<StreamState> stream;  // until `cost` has finished
   uint64_t cost = 0;
+  std::vector<std::shared_ptr<StreamState>> retiring;  // destroyed ones: until they have run dry
   std::vector<std::shared_ptr<ReapJob>> reaping;
   // Run at the end on success: makes the body of the reply, or fails; kDeferred answers later.
   std::function<CUresult(std::vector<std::byte>*)> finish;
@@ -37,9 +38,11 @@ class Waits {
  public:
   explicit Waits(Worker& worker) : worker_(worker) {}
 
-  // Begins a wait for everything in these streams up to now. kDeferred, or an error at once.
+  // Begins a wait for everything in these streams up to now, and in these destroyed ones.
+  // kDeferred, or an error at once.
   CUresult ForStreams(CallContext& call, const std::shared_ptr<ContextState>& context,
-                      const std::vector<std::shared_ptr<StreamState>>& streams);
+                      const std::vector<std::shared_ptr<StreamState>>& streams,
+                      const std::vector<std::shared_ptr<StreamState>>& retiring = {});
   CUresult ForEvent(CallContext& call, const std::shared_ptr<ContextState>& context, CUevent event);
   CUresult ForProgress(CallContext& call, const std::shared_ptr<StreamState>& stream,
                        uint64_t cost);

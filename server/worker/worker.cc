@@ -36,7 +36,8 @@ class Worker::DispatchedCall : public CallContext {
     worker_ = &worker;
     driver_ = &worker.driver_;
     reply_ = Writer(reply_space);
-    token_ = {header.sequence, header.function, header.thread, (header.flags & kNeedsReply) != 0};
+    token_ = {header.sequence, header.function, header.thread, header.subject,
+              (header.flags & kNeedsReply) != 0};
   }
 };
 
@@ -223,7 +224,7 @@ void Worker::Dispatch(std::span<const std::byte> frame) {
   if (entry->flags & kDelivers) {
     auto pending = pending_errors_.find(options_.thread_errors ? header.thread : 0);
     if (pending != pending_errors_.end()) {
-      const CUresult error = pending->second;
+      const CUresult error = pending->second.error;
       pending_errors_.erase(pending);
       if (token.needed) {
         ForwardOutput();
@@ -275,7 +276,8 @@ void Worker::Answer(const ReplyToken& token, CUresult result, std::span<const st
   LOG_DEBUG("dispatch", "A posted call (function 0x%x) of thread %u fails with %s.", token.function,
             token.thread, ErrorName(driver_, result));
   // The first one counts.
-  pending_errors_.emplace(options_.thread_errors ? token.thread : 0, result);
+  pending_errors_.try_emplace(options_.thread_errors ? token.thread : 0,
+                              PendingError{result, token.context});
 }
 
 void Worker::ForwardOutput() {
@@ -389,6 +391,9 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
   });
   allocations_.RemoveIf([own](const Allocation& range) { return range.context == own; });
   context->free_events.clear();
+  // Its failures must not meet a thread in the next life of a primary context.
+  std::erase_if(pending_errors_,
+                [own](const auto& entry) { return entry.second.context == own.bits; });
   if (context->primary) {
     objects_.primaries[own.id()] = nullptr;
   } else {

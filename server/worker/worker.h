@@ -148,9 +148,13 @@ class Worker : public transport::Handler {
   std::vector<HandlerEntry> handlers_;  // sorted by id
   std::shared_ptr<ContextState> current_;
   bool primary_busy_[kMaxDevices] = {};
-  std::deque<std::vector<std::byte>> held_;                // frames behind one that must wait
-  uint64_t received_ = 0;                                  // newest sequence
-  std::unordered_map<uint32_t, CUresult> pending_errors_;  // by thread
+  std::deque<std::vector<std::byte>> held_;  // frames behind one that must wait
+  uint64_t received_ = 0;                    // newest sequence
+  struct PendingError {
+    CUresult error;
+    uint64_t context;  // current when the call was issued
+  };
+  std::unordered_map<uint32_t, PendingError> pending_errors_;  // by thread
   std::unique_ptr<std::byte[]> reply_space_;
   int64_t heard_ns_ = 0, said_ns_ = 0;
   bool client_beats_ = false;  // it has sent a heartbeat, so its silence means something

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -232,6 +233,18 @@ CUresult PtxOfImage(const void* image, int compute_capability, std::string* ptx,
     return CUDA_ERROR_NO_BINARY_FOR_GPU;
   }
   return LinkPtx(texts, ptx, log) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
+}
+
+bool ReadFile(const char* path, std::string* contents) {
+  FILE* const file = std::fopen(path, "rb");
+  if (file == nullptr) return false;
+  char buffer[1 << 14];
+  while (const size_t bytes = std::fread(buffer, 1, sizeof buffer, file)) {
+    contents->append(buffer, bytes);
+  }
+  const bool whole = std::ferror(file) == 0;
+  std::fclose(file);
+  return whole;
 }
 
 }  // namespace simgpu

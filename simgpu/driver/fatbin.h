@@ -13,4 +13,7 @@ namespace simgpu {
 // CUDA_ERROR_INVALID_IMAGE when the bytes are none of these.
 CUresult PtxOfImage(const void* image, int compute_capability, std::string* ptx, std::string* log);
 
+// False for what cannot be read to its end as a file, a directory for one.
+bool ReadFile(const char* path, std::string* contents);
+
 }  // namespace simgpu

@@ -1,8 +1,5 @@
 #include "simgpu/driver/library.h"
 
-#include <fstream>
-#include <iterator>
-
 #include "simgpu/driver/entry.h"
 #include "simgpu/driver/fatbin.h"
 #include "simgpu/driver/log.h"
@@ -174,9 +171,8 @@ SIMGPU_EXPORT cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_
                                     void**, unsigned int) {
   SIMGPU_RETURN_IF_ERROR(Enter());
   if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
-  std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string image;
+  if (!ReadFile(path, &image)) return CUDA_ERROR_FILE_NOT_FOUND;
   image.append(64, '\0');
   return Load(library, image.data(), jit_count, jit_options, jit_values);
 }

@@ -1,9 +1,6 @@
 // cuLink*: joins PTX texts. The "cubin" that comes out is PTX again, which cuModuleLoadData takes.
 #include "simgpu/driver/link.h"
 
-#include <fstream>
-#include <iterator>
-
 #include "simgpu/driver/entry.h"
 #include "simgpu/driver/fatbin.h"
 #include "simgpu/driver/log.h"
@@ -67,9 +64,8 @@ SIMGPU_EXPORT cuLinkAddFile_v2(CUlinkState handle, CUjitInputType type, const ch
                                unsigned int, CUjit_option*, void**) {
   SIMGPU_RETURN_IF_ERROR(Enter());
   if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
-  const std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string image;
+  if (!ReadFile(path, &image)) return CUDA_ERROR_FILE_NOT_FOUND;
   return Add(handle, type, image.data(), image.size());
 }
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "simgpu/driver/entry.h"
 #include "simgpu/driver/fatbin.h"
@@ -279,9 +277,8 @@ SIMGPU_EXPORT cuModuleLoad(CUmodule* module, const char* path) {
   std::shared_ptr<Context> context;
   SIMGPU_RETURN_IF_ERROR(EnterContext(&context));
   if (module == nullptr || path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
-  std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string image;
+  if (!ReadFile(path, &image)) return CUDA_ERROR_FILE_NOT_FOUND;
   image.append(64, '\0');  // PTX text needs its NUL; headers are read whole
   return LoadImage(module, image.data(), 0, nullptr, nullptr);
 }

@@ -1,5 +1,6 @@
 // cudaDeviceReset, then the device is used again, also with kernels and variables of this program,
-// which must be loaded anew: with their initial values.
+// which must be loaded anew: with their initial values. What failed before the reset, a kernel and
+// the work behind it, says nothing after it.
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -19,9 +20,38 @@ __global__ void AddBase(int* value) {
   *value += base++;
 }
 
+__global__ void Fault(int* nowhere) {
+  *nowhere = 1;
+}
+
+// A kernel fails; copies and launches of this thread stand behind it as the device is reset.
+int FailAndReset(bool wait) {
+  constexpr size_t kBytes = 1 << 20;
+  int *memory, *pinned;
+  cudaStream_t stream;
+  CHECK(cudaMalloc(&memory, kBytes));
+  CHECK(cudaMallocHost(&pinned, kBytes));
+  CHECK(cudaStreamCreate(&stream));
+  Fault<<<1, 1, 0, stream>>>(reinterpret_cast<int*>(8));
+  cudaMemcpyAsync(pinned, memory, kBytes, cudaMemcpyDeviceToHost, stream);
+  cudaMemcpyAsync(memory, pinned, kBytes, cudaMemcpyHostToDevice, stream);
+  for (int i = 0; i < 4; ++i) {
+    AddBase<<<1, 1, 0, stream>>>(memory);
+    usleep(10'000);
+  }
+  if (wait && cudaStreamSynchronize(stream) == cudaSuccess) {
+    fprintf(stderr, "device_reset: A fault passes unseen.\n");
+    return 1;
+  }
+  cudaDeviceReset();  // may say what it found
+  cudaGetLastError();
+  return 0;
+}
+
 int main() {
   alarm(90);
-  for (int life = 0; life < 3; ++life) {
+  for (int life = 0; life < 5; ++life) {
+    if (life >= 3 && FailAndReset(life == 4) != 0) return 1;
     int* memory;
     int value = 1;
     CHECK(cudaMalloc(&memory, sizeof value));
@@ -41,6 +71,6 @@ int main() {
     }
     cudaGetLastError();
   }
-  printf("device_reset: 3 lives, ok\n");
+  printf("device_reset: 5 lives, ok\n");
   return 0;
 }

@@ -153,6 +153,111 @@ void RowsLeaveTheRoomBetween(CUstream stream) {
   CHECK(cuMemFree(memory));
 }
 
+// Rows so few and short that they travel inside the call, and single rows, whose pitch is noise.
+void SmallRows(CUdeviceptr memory, CUstream stream) {
+  unsigned char up[40 * 30], down[40 * 30];
+  for (size_t i = 0; i < sizeof up; ++i) up[i] = static_cast<unsigned char>(i * 11 + 3);
+  for (const size_t width : {1, 7, 40}) {
+    for (const size_t height : {1, 2, 30}) {
+      const size_t pitch = height == 1 ? ~size_t{0} : 40;
+      memset(down, 0x77, sizeof down);
+      CUDA_MEMCPY2D copy = {};
+      copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+      copy.srcHost = up;
+      copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+      copy.dstDevice = memory;
+      copy.srcPitch = copy.dstPitch = pitch;
+      copy.WidthInBytes = width;
+      copy.Height = height;
+      CHECK(cuMemcpy2DAsync(&copy, stream));
+      CHECK(cuMemcpy2D(&copy));
+      CUDA_MEMCPY2D back = {};
+      back.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+      back.srcDevice = memory;
+      back.dstMemoryType = CU_MEMORYTYPE_HOST;
+      back.dstHost = down;
+      back.srcPitch = back.dstPitch = pitch;
+      back.WidthInBytes = width;
+      back.Height = height;
+      CHECK(cuMemcpy2DAsync(&back, stream));
+      CHECK(cuStreamSynchronize(stream));
+      for (size_t i = 0; i < sizeof down; ++i) {
+        const bool inside = i / 40 < height && i % 40 < width;
+        EXPECT(down[i] == (inside ? up[i] : 0x77), "Byte (%zu) of (%zu x %zu) is (%u).", i, width,
+               height, down[i]);
+      }
+      // The rows of an address on the device are on the device, wherever they are said to start.
+      back.srcPitch = back.dstPitch = 40;
+      back.srcY = 1 << 20;
+      EXPECT_CODE(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&back));
+    }
+  }
+}
+
+// Pinned memory goes only when nothing touches it any more, though its stream went before.
+void PinnedMemoryOutlivesItsStream(const Gpu& gpu) {
+  constexpr size_t kBytes = 3 << 20;
+  constexpr int kCount = kBytes / sizeof(unsigned);
+  Door door;
+  CUdeviceptr memory;
+  CHECK(cuMemAlloc(&memory, kBytes));
+  for (const unsigned flags : {CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING}) {
+    for (const bool context_waits : {true, false}) {
+      std::vector<unsigned> host(kCount, 0xEEEEEEEE);
+      CHECK(cuMemHostRegister(host.data(), kBytes, 0));
+      CUstream stream;
+      CHECK(cuStreamCreate(&stream, flags));
+      const unsigned seed = 17 + flags * 2 + context_waits;
+      door.Close();
+      door.HoldStream(gpu.kernels, stream);
+      CHECK(Launch(gpu.kernels.fill, BlocksFor(kCount), kBlock, stream, {&memory, &kCount, &seed}));
+      // Begins before the copy, which waits where posting is switched off.
+      std::thread doorkeeper([&] {
+        gpu.MakeCurrent();
+        SleepMs(100);
+        door.Open();
+      });
+      CHECK(cuMemcpyDtoHAsync(host.data(), memory, kBytes, stream));
+      CHECK(cuStreamDestroy(stream));
+      if (context_waits) {
+        CHECK(cuCtxSynchronize());
+      } else {
+        CHECK(cuMemHostUnregister(host.data()));
+      }
+      const size_t wrong = CountWrongOnHost(host.data(), kCount, seed);
+      EXPECT(wrong == 0, "(%zu) of (%d) elements miss the end of their stream.", wrong, kCount);
+      doorkeeper.join();
+      door.CheckPatience();
+      if (context_waits) CHECK(cuMemHostUnregister(host.data()));
+    }
+  }
+  // And the other way: what is uploaded was read before the memory went.
+  void* pinned;
+  CHECK(cuMemHostAlloc(&pinned, kBytes, 0));
+  memset(pinned, 0x5A, kBytes);
+  CUstream stream;
+  CHECK(cuStreamCreate(&stream, CU_STREAM_DEFAULT));
+  door.Close();
+  door.HoldStream(gpu.kernels, stream);
+  std::thread doorkeeper([&] {
+    gpu.MakeCurrent();
+    SleepMs(100);
+    door.Open();
+  });
+  CHECK(cuMemcpyHtoDAsync(memory, pinned, kBytes, stream));
+  CHECK(cuStreamDestroy(stream));
+  CHECK(cuMemFreeHost(pinned));
+  doorkeeper.join();
+  std::vector<unsigned char> back(kBytes);
+  CHECK(cuMemcpyDtoH(back.data(), memory, kBytes));
+  for (const size_t i : {size_t{0}, kBytes / 2, kBytes - 1}) {
+    EXPECT(back[i] == 0x5A, "Byte (%zu) of the upload is (%u).", i, back[i]);
+  }
+  door.CheckPatience();
+  CHECK(cuMemFreeHost(nullptr));
+  CHECK(cuMemFree(memory));
+}
+
 void TimesArePlausible(const Gpu& gpu, CUstream stream) {
   CUevent first, second, never, untimed;
   CHECK(cuEventCreate(&first, CU_EVENT_DEFAULT));
@@ -232,6 +337,8 @@ int main() {
   NullPointers(gpu, memory, stream);
   PageableIsCompleteOnReturn(gpu, stream);
   RowsLeaveTheRoomBetween(stream);
+  SmallRows(memory, stream);
+  PinnedMemoryOutlivesItsStream(gpu);
   TimesArePlausible(gpu, stream);
   StreamsWaitForEvents(gpu, stream, memory);
   printf("small_rules: ok\n");
