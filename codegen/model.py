@@ -74,7 +74,8 @@ class Arg:
     length: str = ""       # buffers: a length expression in bytes
     extent: tuple = ()     # the same, parsed: see parse_length
     access: str = ""       # role address: "reads" or "writes"
-    limit: str = ""        # a local check: "zero", "nonzero", "flags 0x3", "between 1 and 4"
+    limit: str = ""        # a local check: "zero", "nonzero", "flags 0x3", "between 1 and 4",
+                           # "aligned 4"
 
     @property
     def is_pointer(self):
@@ -315,6 +316,8 @@ def apply_words(symbol, arg, words):
         elif word == "flags" and re.fullmatch(r"0x[0-9a-f]+", rest):
             arg.limit = phrase
         elif word == "between" and re.fullmatch(r"-?\d+ and -?\d+", rest):
+            arg.limit = phrase
+        elif word == "aligned" and rest in ("2", "4", "8", "16"):
             arg.limit = phrase
         else:
             fail(symbol, f"The annotation of {arg.name} has an unknown phrase ({phrase}).")

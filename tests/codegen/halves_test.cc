@@ -225,6 +225,11 @@ TEST_CASE("an address outside the allocation is refused by the client", "[codege
         CUDA_ERROR_INVALID_VALUE);
   CHECK(interposer::CuMemcpyDtoDAsync(kMemory, 0x10, 8, nullptr, false) ==
         CUDA_ERROR_INVALID_VALUE);
+  // An element that does not lie on a multiple of its size.
+  CHECK(interposer::CuMemsetD16Async(kMemory + 1, 0, 8, nullptr, false) ==
+        CUDA_ERROR_INVALID_VALUE);
+  CHECK(interposer::CuMemsetD2D32Async(kMemory + 2, 512, 7, 4, 1, nullptr, false) ==
+        CUDA_ERROR_INVALID_VALUE);
   CHECK(sent.function == 0);
 }
 
