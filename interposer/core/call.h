@@ -128,9 +128,11 @@ class Call {
   CUresult InvokeInto(uint32_t function, const void* command, size_t bytes,
                       std::span<std::byte> target);
 
+  // No asynchronous download of the context is under way on a stream that others wait for.
+  bool DownloadsDone() const;
+
  private:
   bool EventFits();
-  bool DownloadsDone() const;
   CUresult Exchange(uint32_t function, const void* command, size_t bytes,
                     std::span<const std::span<const std::byte>> sections, ReplyWaiter* waiter);
   bool Fits(const OutgoingCall& call);

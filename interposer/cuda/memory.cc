@@ -147,9 +147,17 @@ CUresult CuMemFree(CUdeviceptr address) {
   if (!call.ready()) return call.result();
   if (address == 0) return CUDA_SUCCESS;
   if (!call.session().plan.RemoveDevice(address).has_value()) return CUDA_ERROR_INVALID_VALUE;
+  // With a local driver a free waits for the context, and programs have come to read pinned memory
+  // after it that a download before it fills. Where none is under way nobody can tell the
+  // difference.
+  CUresult waited = CUDA_SUCCESS;
+  if (!call.DownloadsDone()) {
+    waited = call.Invoke(commands::CuCtxSynchronize_v2{call.context().handle.bits});
+  }
   commands::CuMemFree command{};
   command.dptr = address;
-  return call.Post(command);
+  const CUresult freed = call.Post(command);
+  return waited != CUDA_SUCCESS ? waited : freed;
 }
 
 CUresult CuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {

@@ -1,6 +1,7 @@
 // Whatever tells the program that a stream has passed an asynchronous copy into pinned memory, the
 // bytes are there before the news: a wait for stream, context or event, a query that says "done",
-// a wait for another stream that waits for the event, a synchronous copy, or another thread's wait.
+// a wait for another stream that waits for the event, a synchronous copy, a free, or another
+// thread's wait.
 #include "tests/e2e/programs/program.h"
 
 namespace {
@@ -48,6 +49,12 @@ const struct {
      [](const Setting& s) {
        int word;
        CHECK(cuMemcpyDtoH(&word, s.scratch, sizeof word));
+     }},
+    {"a free of something else",
+     [](const Setting&) {
+       CUdeviceptr other;
+       CHECK(cuMemAlloc(&other, 4096));
+       CHECK(cuMemFree(other));
      }},
     {"another thread",
      [](const Setting& s) {
