@@ -18,10 +18,19 @@ Config Parse(const char* spec) {
   if (spec == nullptr || *spec == '\0') return config;
   static constexpr const char* kNames[] = {"error", "warning", "info", "debug", "trace"};
   const size_t level_length = strcspn(spec, ",");
+  bool known = false;
   for (int i = 0; i < 5; ++i) {
     if (strlen(kNames[i]) == level_length && strncmp(spec, kNames[i], level_length) == 0) {
       config.level = static_cast<LogLevel>(i);
+      known = true;
     }
+  }
+  if (!known) {
+    // Not through the log: its level is what is being decided.
+    dprintf(STDERR_FILENO,
+            "penstock: The log level (%.*s) is unknown; it is one of error, warning, info, debug, "
+            "trace.\n",
+            static_cast<int>(level_length), spec);
   }
   if (spec[level_length] == ',') {
     snprintf(config.areas, sizeof config.areas, "%s,", spec + level_length);

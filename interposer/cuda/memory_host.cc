@@ -73,6 +73,15 @@ void WaitForUses(Call& call, HostAllocation& allocation) {
   }
 }
 
+// True if every page of the range is mapped. msync with MS_ASYNC does nothing else.
+bool IsMapped(const void* memory, size_t bytes) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(memory) & ~(page - 1);
+  uintptr_t end;
+  if (__builtin_add_overflow(reinterpret_cast<uintptr_t>(memory), bytes, &end)) return false;
+  return msync(reinterpret_cast<void*>(begin), end - begin, MS_ASYNC) == 0;
+}
+
 }  // namespace
 
 CUresult CuMemAllocHost(void** memory, size_t bytes) {
@@ -111,6 +120,7 @@ CUresult CuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
   if ((flags & (CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY)) != 0) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  if (!IsMapped(memory, bytes)) return CUDA_ERROR_INVALID_VALUE;
   auto region =
       call.session().connection().Register(memory, bytes, transport::Access::kPeerReadsAndWrites);
   if (!region) {

@@ -224,7 +224,8 @@ bool ReadFile(Call& call, const char* path, std::vector<char>* content) {
 bool NameOf(Call& call, const char* name, std::string_view* text) {
   if (!call.Out(name)) return false;
   *text = {name, strnlen(name, kMaxNameBytes + 1)};
-  return text->size() <= kMaxNameBytes || call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  // No module holds a name of this length.
+  return text->size() <= kMaxNameBytes || call.Refuse(CUDA_ERROR_NOT_FOUND);
 }
 
 // A parameter layout that a launch can rely on without looking again.

@@ -51,6 +51,7 @@ void NullPointers(const Gpu& gpu, CUdeviceptr memory, CUstream stream) {
   REFUSED(cuMemHostAlloc(nullptr, 64, 0));
   REFUSED(cuMemHostRegister(nullptr, 64, 0));
   REFUSED(cuMemHostRegister(&ms, 0, 0));
+  REFUSED(cuMemHostRegister(reinterpret_cast<void*>(0x1000), 64, 0));  // nothing is mapped there
   REFUSED(cuMemcpyHtoD(memory, nullptr, 64));
   REFUSED(cuMemcpyHtoDAsync(memory, nullptr, 64, stream));
   REFUSED(cuMemcpyDtoH(nullptr, memory, 64));
