@@ -54,7 +54,7 @@ DONE:
 }
 )";
 
-#ifndef __SANITIZE_ADDRESS__
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 size_t MappedBytes() {
   unsigned long pages = 0;
   std::FILE* const file = std::fopen("/proc/self/statm", "r");
