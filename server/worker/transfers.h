@@ -74,7 +74,8 @@ class Transfers {
   void SayPulled(Transfer& transfer);
   void SayDone(Transfer& transfer);
 
-  static constexpr size_t kDepth = 8;          // pieces of one transfer under way
+  static constexpr size_t kDepth =
+      3;  // pieces of one transfer under way: few, so that they stay in the cache
   static constexpr uint32_t kMostMoves = 256;  // Gets or Puts of one piece under way
 
   Worker& worker_;
