@@ -1,0 +1,64 @@
+// The devices that one session uses, with a protection domain of its own on each, and the memory
+// that it has registered there.
+//
+// A region is registered on every device of the session. The client's regions may be read or
+// written by the peer (exactly as Register's access says, never more); the server's never: its
+// protection domains hold no memory with any remote access, so a hostile client has nothing to
+// reach, whatever it sends.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/result.h"
+#include "transport/rdma/verbs.h"
+#include "transport/rdma/wire.h"
+#include "transport/transport.h"
+
+namespace penstock::transport::rdma {
+
+class RdmaRegion;
+
+class Domain : public std::enable_shared_from_this<Domain> {
+ public:
+  struct Device {
+    ibv_context* context = nullptr;  // rdma_cm's own for this device; not closed by us
+    ibv_pd* pd = nullptr;
+    std::string name;
+  };
+
+  // `peer_access`: the client's side. False: the server's, whose regions are for local use only.
+  Domain(std::shared_ptr<Verbs> verbs, bool peer_access);
+  ~Domain();  // after every queue pair and region
+
+  Verbs& verbs() const { return *verbs_; }
+  // The protection domain on the device of this context; made, and every region registered there,
+  // when the device is new.
+  Result<Device*> Use(ibv_context* context);
+  // Which device rail r runs on; keys carry that device's rkey for it.
+  void AssignRail(uint32_t rail, Device* device);
+
+  Result<std::unique_ptr<MemoryRegion>> Register(void* address, size_t bytes, Access access);
+  // For our own buffers (packet slots, headers): local access only, on one device.
+  Result<ibv_mr*> RegisterLocal(Device& device, void* address, size_t bytes);
+
+  // The local key of a region on a rail's device; 0 and false if it has none there.
+  bool LocalKey(const MemoryRegion& region, uint32_t rail, uint32_t* lkey) const;
+
+  uint64_t registered_bytes() const;
+
+ private:
+  friend class RdmaRegion;
+  std::shared_ptr<Verbs> verbs_;
+  const bool peer_access_;
+  mutable std::mutex mutex_;
+  std::list<Device> devices_;
+  std::array<Device*, kMaxRails> rails_{};
+  std::list<RdmaRegion*> regions_;
+};
+
+}  // namespace penstock::transport::rdma
