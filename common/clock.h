@@ -21,6 +21,7 @@ class Deadline {
   static Deadline AfterMicroseconds(int64_t microseconds) {
     return Deadline(NowNanoseconds() + microseconds * 1'000);
   }
+  static Deadline AtNanoseconds(int64_t at_ns) { return Deadline(at_ns); }
   static Deadline Never() { return Deadline(INT64_MAX); }
   friend Deadline Earlier(Deadline a, Deadline b) { return a.at_ns_ < b.at_ns_ ? a : b; }
 
