@@ -55,12 +55,13 @@ Host::~Host() {
 
 int Host::Enter(Call call) {
   calls_.push_back(call);
+  int error = 0;
   for (CallFault& fault : faults_) {
     if ((fault.any || fault.call == call) && fault.left > 0 && --fault.left == 0) {
-      return fault.error;
+      error = fault.error;
     }
   }
-  return 0;
+  return error;
 }
 
 ibv_device** Host::GetDeviceList(int* count) {
