@@ -74,8 +74,9 @@ class Transfers {
   void SayPulled(Transfer& transfer);
   void SayDone(Transfer& transfer);
 
-  static constexpr size_t kDepth =
-      3;  // pieces of one transfer under way: few, so that they stay in the cache
+  // Pieces of one transfer under way. Each thread on the way of a download (device, worker, socket)
+  // may be off its processor for a while; with fewer pieces the others soon had nothing to do.
+  static constexpr size_t kDepth = 8;
   static constexpr uint32_t kMostMoves = 256;  // Gets or Puts of one piece under way
 
   Worker& worker_;
