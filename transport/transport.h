@@ -10,7 +10,9 @@
 // them: Get pulls from the peer's memory, Put pushes to it. There is no order between bulk moves,
 // nor between bulk moves and frames, except these promises:
 //   - when OnBulkDone reports a Get, its bytes are readable in local memory;
-//   - when OnBulkDone reports a Put, its bytes are in place in the peer's memory, visible to it.
+//   - when OnBulkDone reports a Put, its bytes are visible to the peer by the time it handles any
+//     frame that is sent from then on. Not before: a NIC may report a write whose bytes still are
+//     on their way into memory.
 // So whoever wants "the data, then the news" sends the frame after OnBulkDone.
 //
 // Threads: Reserve/Commit/Flush need outside locking against each other (the call stream's lock).

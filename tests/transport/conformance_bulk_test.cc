@@ -54,12 +54,14 @@ TEST_CASE("Get and Put move exactly the asked bytes", "[bulk]") {
     CHECK(done.status == BulkStatus::kOk);
     CHECK(done.bytes == bytes);
     REQUIRE(Same(local, local_model));
+    Settle(*pair.near, *pair.far);
   }
   CHECK(Same(remote, remote_model));
 }
 
 TEST_CASE("either end can start moves", "[bulk]") {
   FOR_EVERY_BACKEND(backend);
+  if (!backend.either_starts) return;
   Pair pair = backend.make({});
   std::vector<std::byte> a = Noise(100'000, 1), b(100'000), c = Noise(100'000, 2), d(100'000);
   auto ra = Register(*pair.near, a), rd = Register(*pair.near, d);
@@ -68,6 +70,8 @@ TEST_CASE("either end can start moves", "[bulk]") {
   REQUIRE(pair.far->Put(*rc, 0, rd->key(), 0, c.size(), 2) == Outcome::kOk);
   CHECK(Await(*pair.near, 1).status == BulkStatus::kOk);
   CHECK(Await(*pair.far, 2).status == BulkStatus::kOk);
+  Settle(*pair.near, *pair.far);
+  Settle(*pair.far, *pair.near);
   CHECK(Same(a, b));
   CHECK(Same(c, d));
 }
@@ -107,12 +111,15 @@ TEST_CASE("a large move both ways at once does not lock up", "[bulk]") {
   auto rb = Register(*pair.far, b), rc = Register(*pair.far, c);
   REQUIRE(pair.near->Put(*ra, 0, rb->key(), 0, kSize, 1) == Outcome::kOk);
   REQUIRE(pair.near->Get(*rd, 0, rc->key(), 0, kSize, 2) == Outcome::kOk);
-  REQUIRE(pair.far->Put(*rb, 0, ra->key(), 0, 0, 3) == Outcome::kOk);
+  if (backend.either_starts) {
+    REQUIRE(pair.far->Put(*rb, 0, ra->key(), 0, 0, 3) == Outcome::kOk);
+  }
   Collector collector;
   ReceiveUntil(*pair.near, collector, [&] { return collector.done.size() == 2; });
+  if (backend.either_starts) CHECK(Await(*pair.far, 3).bytes == 0);
+  Settle(*pair.near, *pair.far);
   CHECK(Same(a, b));
   CHECK(Same(c, d));
-  CHECK(Await(*pair.far, 3).bytes == 0);
 }
 
 TEST_CASE("zero bytes complete without touching memory", "[bulk]") {
@@ -174,7 +181,7 @@ TEST_CASE("a stale, foreign or garbled key is refused", "[bulk]") {
   rb.reset();
   rb = Register(*pair.far, b);  // the same memory, perhaps the same slot
   MemoryKey garbled = rb->key();
-  garbled.blob[garbled.bytes - 1] ^= std::byte{1};
+  for (uint32_t i = 1; i <= 16; ++i) garbled.blob[garbled.bytes - i] ^= std::byte{1};
   MemoryKey empty;
   MemoryKey oversized = rb->key();
   oversized.bytes = 4000;

@@ -79,6 +79,24 @@ TEST_CASE("WRITEs of one queue pair overtake each other", "[fake][placement]") {
   bench.End();
 }
 
+TEST_CASE("a READ sees the WRITEs before it, also those that are not in place yet",
+          "[fake][placement]") {
+  FabricOptions options;
+  options.early_completion = 1;
+  Bench bench(options);
+  for (uint64_t round = 1; round <= 20; ++round) {
+    Fill(bench.near, round);
+    const auto sent = bench.near.memory;
+    REQUIRE(bench.near.Move(IBV_WR_RDMA_WRITE, 1, bench.far, 0, 64'000) == 0);
+    REQUIRE(bench.near.Await(bench.near.send_cq, 1).size() == 1);
+    std::memset(&bench.near.at(0), 0, bench.near.memory.size());
+    REQUIRE(bench.near.Move(IBV_WR_RDMA_READ, 2, bench.far, 0, 64'000) == 0);
+    REQUIRE(bench.near.Await(bench.near.send_cq, 1).size() == 1);
+    REQUIRE(std::memcmp(sent.data(), &bench.near.at(0), 64'000) == 0);
+  }
+  bench.End();
+}
+
 TEST_CASE("a send slot is free only when a completion that covers it has been polled",
           "[fake][queues]") {
   EndpointOptions small;

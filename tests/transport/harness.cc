@@ -115,6 +115,12 @@ bool AllAre(const std::vector<std::byte>& memory, std::byte value) {
          std::memcmp(memory.data(), memory.data() + 1, memory.size() - 1) == 0;
 }
 
+void Settle(Connection& from, Connection& to) {
+  Send(from, 8, 0);
+  Collector collector;
+  ReceiveUntil(to, collector, [&] { return collector.frames.size() == 1; });
+}
+
 void ReceiveToEnd(Connection& at, Collector& collector) {
   const Deadline deadline = Deadline::After(10'000);
   while (at.Wait(64, collector, Deadline::After(100)) >= 0) {

@@ -25,9 +25,11 @@ struct PairOptions {
   uint64_t bulk_window = 16 << 20;
 };
 
+// `near` can start bulk moves. Over rdma `far`, the client, cannot.
 struct Backend {
   std::string name;
   Pair (*make)(const PairOptions& options);
+  bool either_starts = true;
 };
 
 std::vector<Backend> Backends();
@@ -73,6 +75,9 @@ void ReceiveUntil(Connection& at, Collector& collector, Condition condition) {
   }
   REQUIRE(condition());
 }
+// Sends a frame from one end and receives it at the other, which may from then on look at what
+// completed Puts have brought.
+void Settle(Connection& from, Connection& to);
 // Receives until the connection is over.
 void ReceiveToEnd(Connection& at, Collector& collector);
 

@@ -3,8 +3,8 @@
 // A request goes from the queue of its queue pair into `flight` when it is transmitted. At the
 // peer, SENDs and WRITEs become `inbound` messages whose pieces are placed at random; a receive
 // completes when its own message and all before it are in place. READs fetch their pieces from the
-// peer's memory as it is at that moment. A request is done when it has been acknowledged and all
-// before it are done.
+// peer's memory once the WRITEs before them are in place. A request is done when it has been
+// acknowledged and all before it are done.
 #include "tests/transport/fake_verbs/state.h"
 
 namespace penstock::transport::rdma::fake {
@@ -157,6 +157,7 @@ bool State::Arrive(FakeQp& qp, FakeQp& peer, SendRequest& request) {
   auto refuse = [&](ibv_wc_status status) {
     request.status = status;
     // The refusal acknowledges everything before it.
+    for (Inbound& inbound : peer.inbound) PlaceAll(peer, inbound);
     for (SendRequest& earlier : qp.flight) {
       if (&earlier == &request) break;
       while (earlier.status == IBV_WC_SUCCESS && !earlier.pieces.empty()) {
@@ -246,9 +247,14 @@ void State::FetchPiece(FakeQp& qp, const FakeQp& peer, SendRequest& request) {
   }
 }
 
-// The requester's side of READs.
+// The requester's side of READs. A WRITE may overtake an earlier READ, but a READ sees the WRITEs
+// of its queue pair that were posted before it.
 bool State::FetchPieces(FakeQp& qp) {
   const FakeQp& peer = *FindQp(qp.peer);
+  uint64_t oldest_unplaced = UINT64_MAX;
+  for (const Inbound& inbound : peer.inbound) {
+    if (!inbound.pieces.empty()) oldest_unplaced = std::min(oldest_unplaced, inbound.request);
+  }
   bool any = false;
   for (size_t done = 0; done < kPiecesPerStep; ++done) {
     std::vector<SendRequest*> open;
@@ -256,7 +262,7 @@ bool State::FetchPieces(FakeQp& qp) {
       if (!request.reads() || request.status != IBV_WC_SUCCESS) continue;
       if (request.pieces.empty()) {
         request.acknowledged = true;
-      } else {
+      } else if (request.count < oldest_unplaced) {
         open.push_back(&request);
       }
     }
@@ -319,6 +325,7 @@ void State::Deliver(FakeQp& qp) {
     Inbound& first = qp.inbound.front();
     if (first.receives) Complete(*qp.receive(), std::move(first.completion));
     qp.inbound.pop_front();
+    if (sender != nullptr) Wake(*sender);  // a READ may have waited for it
   }
 }
 

@@ -5,8 +5,9 @@
 // NIC. This provider does the opposite wherever the specification lets it:
 //
 //   - a WRITE's payload is placed in pieces of one MTU in random order; WRITEs overtake each other
-//     and READs; a WRITE may complete at its sender before its bytes are visible at the peer. Only
-//     a receive completion promises the WRITEs of its queue pair that were posted before it;
+//     and earlier READs; a WRITE may complete at its sender before its bytes are visible at the
+//     peer. Only a receive completion promises the WRITEs of its queue pair that were posted before
+//     it;
 //   - a send slot is free again only when a completion that covers it has been polled, and a full
 //     queue is ENOMEM; a completion queue that overflows is lost;
 //   - completions are delayed per queue, so the peer's answer may be seen before one's own
