@@ -1,5 +1,6 @@
 #include "protocol/hello.h"
 
+#include <arpa/inet.h>
 #include <sodium/crypto_auth_hmacsha256.h>
 #include <sodium/utils.h>
 #include <sys/random.h>
@@ -58,6 +59,24 @@ void Terminate(char (&text)[N]) {
   text[N - 1] = '\0';
 }
 
+// A peer's reason goes into a log line: one line of plain characters.
+template <size_t N>
+void MakePlain(char (&text)[N]) {
+  Terminate(text);
+  for (char* c = text; *c != '\0'; ++c) {
+    if (*c < 0x20 || *c > 0x7e) *c = '?';
+  }
+}
+
+bool IsPath(Path path) {
+  return path == Path::kTcp || path == Path::kRdma;
+}
+
+bool IsNumericAddress(const char* text) {
+  in6_addr address;
+  return inet_pton(AF_INET, text, &address) == 1 || inet_pton(AF_INET6, text, &address) == 1;
+}
+
 }  // namespace
 
 const char* RefusalName(Refusal refusal) {
@@ -78,8 +97,20 @@ const char* RefusalName(Refusal refusal) {
       return "unknown session";
     case Refusal::kInternal:
       return "server trouble";
+    case Refusal::kPath:
+      return "RDMA only";
   }
   return "unknown reason";
+}
+
+const char* PathName(Path path) {
+  switch (path) {
+    case Path::kTcp:
+      return "tcp";
+    case Path::kRdma:
+      return "rdma";
+  }
+  return "unknown path";
 }
 
 Result<Key> ReadKeyFile(const std::string& path) {
@@ -127,6 +158,15 @@ Mac BulkMac(const Key& key, const ClientHello& hello, const Challenge& challenge
   return (MacBuilder(key, "penstock 1 bulk")
           << hello.nonce << challenge.nonce << ticket << session << epoch)
       .Finish();
+}
+
+PathToken DerivePathToken(const Nonce& ticket, uint64_t session, uint32_t epoch) {
+  const Mac mac =
+      (MacBuilder(Key(ticket.begin(), ticket.end()), "penstock 1 path") << session << epoch)
+          .Finish();
+  PathToken token;
+  std::copy_n(mac.begin(), token.size(), token.begin());
+  return token;
 }
 
 bool SameMac(const Mac& a, const Mac& b) {
@@ -188,6 +228,56 @@ Result<BulkWelcome> ParseBulkWelcome(std::span<const std::byte> bytes) {
   auto welcome = ParseFlat<BulkWelcome>(bytes, "Bulk welcome");
   if (welcome) Terminate(welcome->text);
   return welcome;
+}
+
+Result<PathRequest> ParsePathRequest(std::span<const std::byte> bytes) {
+  auto request = ParseFlat<PathRequest>(bytes, "Path request");
+  if (request && (request->most_rails == 0 || request->most_rails > kMaxPathRails)) {
+    return Fail(Code::kProtocol, "Path request has an impossible number of rails (" +
+                                     std::to_string(request->most_rails) + ").");
+  }
+  return request;
+}
+
+Result<PathOffer> ParsePathOffer(std::span<const std::byte> bytes) {
+  auto offer = ParseFlat<PathOffer>(bytes, "Path offer");
+  if (!offer) return offer;
+  MakePlain(offer->text);
+  if (!IsPath(offer->path)) {
+    return Fail(Code::kProtocol, "Path offer names an unknown path (" +
+                                     std::to_string(static_cast<uint32_t>(offer->path)) + ").");
+  }
+  if (offer->path == Path::kTcp) {
+    offer->rail_count = 0;
+    return offer;
+  }
+  if (offer->port == 0 || offer->port > 65535) {
+    return Fail(Code::kProtocol,
+                "Path offer has an impossible port (" + std::to_string(offer->port) + ").");
+  }
+  if (offer->rail_count == 0 || offer->rail_count > kMaxPathRails) {
+    return Fail(Code::kProtocol, "Path offer has an impossible number of rails (" +
+                                     std::to_string(offer->rail_count) + ").");
+  }
+  for (uint32_t rail = 0; rail < offer->rail_count; ++rail) {
+    MakePlain(offer->addresses[rail]);
+    if (!IsNumericAddress(offer->addresses[rail])) {
+      return Fail(Code::kProtocol, "Path offer has an address that is none (" +
+                                       std::string(offer->addresses[rail]) + ").");
+    }
+  }
+  return offer;
+}
+
+Result<PathDecision> ParsePathDecision(std::span<const std::byte> bytes) {
+  auto decision = ParseFlat<PathDecision>(bytes, "Path decision");
+  if (!decision) return decision;
+  MakePlain(decision->text);
+  if (!IsPath(decision->path)) {
+    return Fail(Code::kProtocol, "Path decision names an unknown path (" +
+                                     std::to_string(static_cast<uint32_t>(decision->path)) + ").");
+  }
+  return decision;
 }
 
 Result<Role> PeekRole(std::span<const std::byte> bytes) {

@@ -10,6 +10,17 @@
 //   BulkHello {session, HMAC}           -->
 //                                       <--  BulkWelcome
 //
+// If both have said that they can do RDMA (kFeatureRdma), the client and the session's worker agree
+// on a path, again on the control socket:
+//
+//   PathRequest {rails}                 -->
+//                                       <--  PathOffer {port, addresses}, or why there is none
+//   (dials over RDMA)
+//   PathChoice {rdma, or tcp and why}   -->
+//                                       <--  PathReady {rdma, or tcp and why}
+//
+// Until PathReady both tcp sockets are whole, so whatever goes wrong with RDMA, tcp is at hand.
+//
 // Both sides prove that they hold the pre-shared key without sending it: HMAC-SHA256 over a label
 // and everything said so far, so that neither side's proof can be replayed or reflected. A refusal
 // is a message too, with a reason for people. Everything that the client will answer without asking
@@ -34,6 +45,7 @@ inline constexpr uint16_t kOldestProtocolVersion = 1;
 // Feature bits: unknown ones are ignored, so an old peer never sees what it does not know.
 enum Features : uint64_t {
   kFeatureNone = 0,
+  kFeatureRdma = 1 << 0,  // can carry a session over RDMA, and is not told not to
 };
 
 using Nonce = std::array<uint8_t, 32>;
@@ -50,6 +62,7 @@ enum class Refusal : uint32_t {
   kDriver = 5,          // the server's driver does not start; the text says why
   kUnknownSession = 6,  // BulkHello for a session that is not there or has its bulk socket
   kInternal = 7,
+  kPath = 8,  // the server serves over RDMA only, and the client cannot or is told not to
 };
 const char* RefusalName(Refusal refusal);
 
@@ -140,6 +153,47 @@ struct BulkWelcome {
   char text[200] = {};
 };
 
+// What a session's frames and data travel on.
+enum class Path : uint32_t { kTcp = 1, kRdma = 2 };
+const char* PathName(Path path);
+
+// At most so many rails (pairs of devices) carry one session.
+inline constexpr uint32_t kMaxPathRails = 4;
+inline constexpr size_t kPathAddressBytes = 64;  // textual, NUL-terminated
+
+struct PathRequest {
+  uint32_t magic = kHelloMagic;
+  uint32_t most_rails = 1;
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(PathRequest) == 16);
+
+struct PathOffer {
+  uint32_t magic = kHelloMagic;
+  Path path = Path::kTcp;   // kTcp: the server cannot or will not, and the text says why
+  uint32_t rdma_only = 0;   // the server does not serve over tcp
+  uint32_t port = 0;        // of rdma_cm; 1 to 65535
+  uint32_t rail_count = 0;  // 1 to kMaxPathRails
+  uint32_t reserved = 0;
+  char addresses[kMaxPathRails][kPathAddressBytes] = {};  // rail r is dialled at addresses[r]
+  char text[200] = {};
+};
+static_assert(sizeof(PathOffer) == 480);
+
+// PathChoice from the client, PathReady from the server: one layout. The server may answer kTcp to
+// kRdma (the text says why), never the other way round.
+struct PathDecision {
+  uint32_t magic = kHelloMagic;
+  Path path = Path::kTcp;
+  char text[200] = {};
+};
+static_assert(sizeof(PathDecision) == 208);
+
+// What the client shows in each RDMA connection request, which travels unencrypted: derived from
+// the ticket, so that it tells nothing about it.
+using PathToken = std::array<uint8_t, 16>;
+PathToken DerivePathToken(const Nonce& ticket, uint64_t session, uint32_t epoch);
+
 // The key: the bytes of the key file, surrounding white space removed; empty for "no key".
 using Key = std::vector<uint8_t>;
 Result<Key> ReadKeyFile(const std::string& path);
@@ -167,6 +221,10 @@ struct ParsedWelcome {
 Result<ParsedWelcome> ParseWelcome(std::span<const std::byte> bytes);
 Result<BulkHello> ParseBulkHello(std::span<const std::byte> bytes);
 Result<BulkWelcome> ParseBulkWelcome(std::span<const std::byte> bytes);
+Result<PathRequest> ParsePathRequest(std::span<const std::byte> bytes);
+// The addresses of an offer of RDMA are numeric IPv4 or IPv6 ones.
+Result<PathOffer> ParsePathOffer(std::span<const std::byte> bytes);
+Result<PathDecision> ParsePathDecision(std::span<const std::byte> bytes);
 // The role of a first message, so that a listener knows which parser to use.
 Result<Role> PeekRole(std::span<const std::byte> bytes);
 

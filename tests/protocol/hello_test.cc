@@ -86,4 +86,84 @@ TEST_CASE("versions meet at the newest common one", "[protocol]") {
   REQUIRE(ChooseVersion(0, 0) == 0);
 }
 
+TEST_CASE("a path request asks for a possible number of rails", "[protocol]") {
+  PathRequest request;
+  request.most_rails = kMaxPathRails;
+  REQUIRE(ParsePathRequest(Bytes(request))->most_rails == kMaxPathRails);
+  request.most_rails = 0;
+  REQUIRE_FALSE(ParsePathRequest(Bytes(request)).has_value());
+  request.most_rails = kMaxPathRails + 1;
+  REQUIRE(ParsePathRequest(Bytes(request)).error().code == Code::kProtocol);
+  auto bytes = Bytes(PathRequest{});
+  bytes.pop_back();
+  REQUIRE_FALSE(ParsePathRequest(bytes).has_value());
+}
+
+TEST_CASE("a path offer is dialled only if every part of it is possible", "[protocol]") {
+  PathOffer good;
+  good.path = Path::kRdma;
+  good.port = 4711;
+  good.rail_count = 2;
+  CopyText(good.addresses[0], "192.0.2.7");
+  CopyText(good.addresses[1], "2001:db8::7");
+  const auto parsed = ParsePathOffer(Bytes(good));
+  REQUIRE(parsed.has_value());
+  REQUIRE(std::string(parsed->addresses[1]) == "2001:db8::7");
+
+  const auto refused = [&](auto change) {
+    PathOffer offer = good;
+    change(offer);
+    const auto result = ParsePathOffer(Bytes(offer));
+    return !result.has_value() && result.error().code == Code::kProtocol;
+  };
+  REQUIRE(refused([](PathOffer& offer) { offer.magic = 0; }));
+  REQUIRE(refused([](PathOffer& offer) { offer.path = static_cast<Path>(3); }));
+  REQUIRE(refused([](PathOffer& offer) { offer.port = 0; }));
+  REQUIRE(refused([](PathOffer& offer) { offer.port = 65536; }));
+  REQUIRE(refused([](PathOffer& offer) { offer.rail_count = 0; }));
+  REQUIRE(refused([](PathOffer& offer) { offer.rail_count = kMaxPathRails + 1; }));
+  REQUIRE(refused([](PathOffer& offer) { offer.rail_count = 3; }));  // the third is empty
+  REQUIRE(refused([](PathOffer& offer) { CopyText(offer.addresses[0], "gpu7.example"); }));
+  REQUIRE(refused([](PathOffer& offer) { memset(offer.addresses[0], '1', kPathAddressBytes); }));
+  auto longer = Bytes(good);
+  longer.push_back({});
+  REQUIRE_FALSE(ParsePathOffer(longer).has_value());
+}
+
+TEST_CASE("an offer of tcp names no rail, and its reason is one plain line", "[protocol]") {
+  PathOffer offer;
+  offer.rail_count = 77;
+  memset(offer.text, 'x', sizeof offer.text);
+  offer.text[3] = '\n';
+  offer.text[4] = '\x1b';
+  const auto parsed = ParsePathOffer(Bytes(offer));
+  REQUIRE(parsed.has_value());
+  REQUIRE(parsed->rail_count == 0);
+  REQUIRE(strlen(parsed->text) == sizeof offer.text - 1);
+  REQUIRE(std::string(parsed->text).substr(0, 6) == "xxx??x");
+}
+
+TEST_CASE("a path decision is tcp or rdma", "[protocol]") {
+  PathDecision decision;
+  decision.path = Path::kRdma;
+  REQUIRE(ParsePathDecision(Bytes(decision))->path == Path::kRdma);
+  decision.path = static_cast<Path>(0);
+  REQUIRE_FALSE(ParsePathDecision(Bytes(decision)).has_value());
+  decision.path = Path::kTcp;
+  memset(decision.text, 'x', sizeof decision.text);
+  REQUIRE(strlen(ParsePathDecision(Bytes(decision))->text) == sizeof decision.text - 1);
+}
+
+TEST_CASE("a path token belongs to one session and is not its ticket", "[protocol]") {
+  Nonce ticket{};
+  ticket[0] = 1;
+  const PathToken token = DerivePathToken(ticket, 7, 1);
+  REQUIRE(token == DerivePathToken(ticket, 7, 1));
+  REQUIRE_FALSE(token == DerivePathToken(ticket, 8, 1));
+  REQUIRE_FALSE(token == DerivePathToken(ticket, 7, 2));
+  REQUIRE_FALSE(memcmp(token.data(), ticket.data(), token.size()) == 0);
+  ticket[31] ^= 1;
+  REQUIRE_FALSE(token == DerivePathToken(ticket, 7, 1));
+}
+
 }  // namespace penstock
