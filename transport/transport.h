@@ -92,6 +92,8 @@ struct Counters {
   uint64_t frames_sent = 0, frames_received = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;            // control plane, frame bytes
   uint64_t bulk_bytes_sent = 0, bulk_bytes_received = 0;  // payload bytes
+  // Packets with frames in them, on a transport that puts several frames into one.
+  uint64_t packets_sent = 0, packets_received = 0;
   uint64_t bulk_copies = 0;  // payload bytes copied by the CPU between buffers of this process
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tests/transport/rdma_pair.h"
 #include "transport/fault/fault.h"
 #include "transport/inproc/inproc.h"
 #include "transport/tcp/tcp.h"
@@ -27,13 +28,13 @@ Pair MakeTcpPair(const PairOptions& options) {
     near[i] = std::move(*dialled);
     far[i] = std::move(*accepted);
   }
-  return {tcp::Adopt(std::move(near[0]), std::move(near[1]), tcp),
+  return {nullptr, tcp::Adopt(std::move(near[0]), std::move(near[1]), tcp),
           tcp::Adopt(std::move(far[0]), std::move(far[1]), tcp)};
 }
 
 Pair MakeInprocPair(const PairOptions& options) {
   auto [near, far] = inproc::MakePair({options.ring_bytes, options.max_frame});
-  return {std::move(near), std::move(far)};
+  return {nullptr, std::move(near), std::move(far)};
 }
 
 namespace {
@@ -56,6 +57,15 @@ std::vector<Backend> Backends() {
   return {
       {"tcp", [](const PairOptions& options) { return MakeTcpPair(options); }},
       {"inproc", [](const PairOptions& options) { return MakeInprocPair(options); }},
+      {"rdma over fake verbs",
+       [](const PairOptions& options) { return MakeRdmaConformancePair(options, 1); }, false},
+      {"rdma over fake verbs, two rails",
+       [](const PairOptions& options) { return MakeRdmaConformancePair(options, 2); }, false},
+      {"rdma over fake verbs with benign faults",
+       [](const PairOptions& options) {
+         return AddBenignFaults(MakeRdmaConformancePair(options, 2));
+       },
+       false},
       {"tcp with benign faults",
        [](const PairOptions& options) { return AddBenignFaults(MakeTcpPair(options)); }},
       {"inproc with benign faults",

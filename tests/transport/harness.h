@@ -15,6 +15,7 @@
 namespace penstock::transport {
 
 struct Pair {
+  std::shared_ptr<void> world;  // what both ends live in; goes last
   std::unique_ptr<Connection> near, far;
 };
 

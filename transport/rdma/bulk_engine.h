@@ -13,6 +13,11 @@
 // A READ or WRITE can be repeated without harm as long as its operation has not been reported. With
 // no live rail the chunks wait until a rail comes back or the connection ends.
 //
+// A notification carries its number, which is never used twice on a rail, whatever becomes of the
+// queue pair: so a notification that arrived although its sender never learnt of it does no harm.
+// A completed WRITE alone proves nothing about what the peer can see, so a Put's chunks are kept
+// until their rail's notification is through, and go again by another rail if it is not.
+//
 // A peer's refusal (remote access error) fails the operation with kRefused; it breaks the queue
 // pair as well, which is then made anew.
 //
@@ -55,10 +60,8 @@ class BulkEngine {
   // The rail is known to be dead (DISCONNECTED, device gone, port down, the peer says so). Ignored
   // unless the generation is the present one.
   void Drop(uint32_t rail, uint16_t generation, const std::string& reason);
-  // Generations in use; 0 for a rail that is down.
+  // Generations in use; 0 for a rail that is down, or kRailRefused.
   std::array<uint16_t, kMaxRails> live() const;
-  // The rail whose queue pair has this id, or -1.
-  int FindRail(const rdma_cm_id* id) const;
 
   // Initiator only. Any thread.
   Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,
@@ -71,6 +74,9 @@ class BulkEngine {
   // generations of a rail. Any thread.
   std::array<uint32_t, kMaxRails> fence() const;
   bool FenceReached(const std::array<uint32_t, kMaxRails>& fence);
+  // The initiator's: what the peer's packet says that it has received. A Get of what a Put wrote
+  // goes by another rail only once this covers the Put.
+  void OnPeerFence(const std::array<uint32_t, kMaxRails>& fence);
 
   // The keeper's: handle completions and start chunks; true if anything happened. Arm asks for
   // events and returns false if there is something to poll already. event_fd becomes readable then.
@@ -89,9 +95,8 @@ class BulkEngine {
   uint64_t chunks_repeated() const;
 
  private:
-  struct Rail;
-  struct Operation;
-  struct Chunk;
+  Outcome Submit(bool put, MemoryRegion& local, uint64_t local_offset, const MemoryKey& remote,
+                 uint64_t remote_offset, uint64_t bytes, uint64_t cookie);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -12,7 +12,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
-#include <vector>
+#include <string>
 
 #include "common/result.h"
 #include "transport/rdma/verbs.h"
@@ -43,7 +43,13 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void AssignRail(uint32_t rail, Device* device);
 
   Result<std::unique_ptr<MemoryRegion>> Register(void* address, size_t bytes, Access access);
-  // For our own buffers (packet slots, headers): local access only, on one device.
+  // The server's: memory of a GPU, whole allocations, through the dma-buf that names it. `offset`
+  // is where the memory starts in the dma-buf; the descriptor stays the caller's. kUnsupported
+  // where a device or kernel cannot.
+  Result<std::unique_ptr<MemoryRegion>> RegisterDevice(uint64_t device_address, size_t bytes,
+                                                       int dmabuf_fd, uint64_t offset);
+  // For our own buffers (packet slots, headers): local access only, on one device. The caller
+  // deregisters it.
   Result<ibv_mr*> RegisterLocal(Device& device, void* address, size_t bytes);
 
   // The local key of a region on a rail's device; 0 and false if it has none there.
@@ -53,12 +59,16 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
  private:
   friend class RdmaRegion;
+  Result<ibv_mr*> RegisterOn(const Device& device, const RdmaRegion& region) const;
+  Result<std::unique_ptr<MemoryRegion>> Complete(std::unique_ptr<RdmaRegion> region);
+
   std::shared_ptr<Verbs> verbs_;
   const bool peer_access_;
   mutable std::mutex mutex_;
   std::list<Device> devices_;
   std::array<Device*, kMaxRails> rails_{};
   std::list<RdmaRegion*> regions_;
+  uint64_t registered_bytes_ = 0;
 };
 
 }  // namespace penstock::transport::rdma

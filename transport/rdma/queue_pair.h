@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,6 +20,9 @@
 #include "transport/rdma/verbs.h"
 
 namespace penstock::transport::rdma {
+
+// "transport retry counter exceeded", for messages.
+const char* CompletionName(ibv_wc_status status);
 
 class SendLedger {
  public:

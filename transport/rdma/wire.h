@@ -7,6 +7,10 @@
 // from 1 without gaps for the life of the session, over all control queue pairs that it has had;
 // a receiver drops a number that it has seen (a replay after a failover).
 //
+// rail_live is the generation of the queue pair that the sender uses on each rail. kRailRefused is
+// a rail that is down because the receiver's memory refused an access: nothing is wrong with the
+// rail, and it is made anew at once.
+//
 // Credits are absolute: `acknowledged` is the number of the newest packet whose receive slot has
 // been posted again. A sender may have `slots` packets beyond it under way; the last
 // kReservedCredits of them are for packets without payload. The sender keeps a packet's bytes until
@@ -31,6 +35,7 @@ inline constexpr uint32_t kPacketMagic = 0x504b5250;  // "PRKP"
 enum PacketFlags : uint16_t {
   kPacketGoodbye = 1,  // the sender closes; nothing follows
 };
+inline constexpr uint16_t kRailRefused = 0xffff;
 struct PacketHeader {
   uint32_t magic = kPacketMagic;
   uint16_t payload = 0;  // bytes after the header

@@ -1,0 +1,35 @@
+// Connected pairs of the rdma backend over a fake fabric, for the conformance suite and for tests
+// that break the fabric under a connection. `near` is the server's end, which starts bulk moves.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tests/transport/fake_verbs/fabric.h"
+#include "tests/transport/fake_verbs/host.h"
+#include "tests/transport/harness.h"
+#include "transport/rdma/rdma.h"
+
+namespace penstock::transport {
+
+struct RdmaPairOptions {
+  rdma::RdmaOptions rdma;
+  rdma::fake::FabricOptions fabric;
+  uint32_t rails = 1;
+};
+
+// The server's device r has address 10.99.r.1, the client's 10.99.r.2.
+std::string ServerAddress(uint32_t rail);
+std::string ClientAddress(uint32_t rail);
+
+struct RdmaPair {
+  std::shared_ptr<rdma::fake::Fabric> fabric;
+  std::shared_ptr<rdma::fake::Host> server, client;
+  std::unique_ptr<Connection> near, far;
+};
+
+RdmaPair MakeRdmaPair(const RdmaPairOptions& options = {});
+// For the conformance suite. When the pair goes, the fabric must have noted no misuse and no leak.
+Pair MakeRdmaConformancePair(const PairOptions& options, uint32_t rails);
+
+}  // namespace penstock::transport

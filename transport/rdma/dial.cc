@@ -1,0 +1,347 @@
+// The client's half of making queue pairs: dialling the control queue pair and the rails, at first
+// and whenever one has failed.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "transport/rdma/connection.h"
+
+namespace penstock::transport::rdma {
+namespace {
+
+constexpr int64_t kDialMs = 3'000;  // one attempt, all steps
+constexpr int64_t kFirstPauseMs = 10, kLastPauseMs = 1'000;
+constexpr uint8_t kMostReads = 16;  // outstanding READs per queue pair
+
+const char* RejectionText(Rejection rejection) {
+  switch (rejection) {
+    case Rejection::kVersion:
+      return "it speaks another version of the protocol";
+    case Rejection::kToken:
+      return "the session's token is wrong";
+    case Rejection::kStale:
+      return "a newer connection of this session is there";
+    case Rejection::kShape:
+      return "the two ends are configured with different packet or frame sizes";
+    case Rejection::kResources:
+      return "it cannot make a queue pair; its log says why";
+    case Rejection::kClosing:
+      return "the session is ending";
+    default:
+      return "it calls the request malformed";
+  }
+}
+
+}  // namespace
+
+Result<CmEvent> RdmaConnection::Expect(uint64_t tag, rdma_cm_event_type wanted,
+                                       const std::string& what, Deadline deadline) {
+  auto event = cm_->Wait(tag, deadline, &stop_);
+  if (!event) {
+    return penstock::Fail(Code::kTimeout, what + " takes too long.");
+  }
+  if (event->type == wanted) return *event;
+  std::string text = what + " fails: " + EventName(event->type);
+  if (event->type == RDMA_CM_EVENT_REJECTED) {
+    ConnectReply reply;
+    if (event->private_bytes >= sizeof reply) {
+      std::memcpy(&reply, event->private_data.data(), sizeof reply);
+    }
+    if (event->private_bytes >= sizeof reply && reply.magic == kReplyMagic) {
+      if (reply.rejection == Rejection::kClosing)
+        Fail("The peer closed the connection.", LogLevel::kInfo);
+      text += std::string(" because ") + RejectionText(reply.rejection);
+    } else {
+      text += " (status " + std::to_string(event->status) + "; nobody listens there)";
+    }
+  } else if (event->status != 0) {
+    text += std::string(" (") + strerror(std::abs(event->status)) + ")";
+  }
+  return penstock::Fail(Code::kUnavailable, text + ".");
+}
+
+Result<ConnectReply> RdmaConnection::FinishDial(rdma_cm_id* id, uint64_t tag,
+                                                const ConnectRequest& request, Deadline deadline) {
+  uint8_t timeout = options_.timeout;
+  // Older kernels do not know it; then the system's value holds.
+  (void)verbs_->SetOption(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  ibv_device_attr device = {};
+  uint8_t reads = kMostReads;
+  if (verbs_->QueryDevice(id->verbs, &device) == 0) {
+    reads = static_cast<uint8_t>(std::clamp(device.max_qp_rd_atom, 1, int{kMostReads}));
+  }
+  rdma_conn_param parameters = {};
+  parameters.private_data = &request;
+  parameters.private_data_len = sizeof request;
+  parameters.responder_resources = request.role == QueuePairRole::kBulk ? reads : 0;
+  parameters.initiator_depth = 0;
+  parameters.retry_count = options_.retry_count;
+  parameters.rnr_retry_count = 7;
+  if (verbs_->Connect(id, &parameters) != 0) return FailErrno("Cannot connect a queue pair");
+  ASSIGN_OR_RETURN(const CmEvent event,
+                   Expect(tag, RDMA_CM_EVENT_ESTABLISHED, "Connecting a queue pair", deadline));
+  ConnectReply reply;
+  if (event.private_bytes < sizeof reply) {
+    return penstock::Fail(Code::kProtocol, "The server accepts a queue pair without a reply.");
+  }
+  std::memcpy(&reply, event.private_data.data(), sizeof reply);
+  if (reply.magic != kReplyMagic || reply.rejection != Rejection::kNone) {
+    return penstock::Fail(Code::kProtocol, "The server accepts a queue pair with a bad reply.");
+  }
+  return reply;
+}
+
+Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role, uint32_t rail,
+                                                              uint16_t generation,
+                                                              Deadline deadline) {
+  deadline = Earlier(deadline, Deadline::After(kDialMs));
+  ASSIGN_OR_RETURN(sockaddr_storage target, ParseAddress(offer_.addresses[rail], offer_.port));
+  sockaddr_storage local = {};
+  const bool bound =
+      rail < options_.local_addresses.size() && !options_.local_addresses[rail].empty();
+  if (bound) {
+    ASSIGN_OR_RETURN(local, ParseAddress(options_.local_addresses[rail], 0));
+  }
+  uint64_t tag = 0;
+  ASSIGN_OR_RETURN(rdma_cm_id * id, cm_->MakeId(&tag));
+  const Dialling dialling(*cm_, tag);
+  const auto give_up = [&](Error error) {
+    verbs_->DestroyId(id);
+    cm_->Forget(tag);
+    return tl::unexpected<Error>(std::move(error));
+  };
+  const std::string where = offer_.addresses[rail];
+  uint8_t traffic_class = role == QueuePairRole::kControl ? options_.control_traffic_class
+                                                          : options_.bulk_traffic_class;
+  if (traffic_class != 0) {
+    (void)verbs_->SetOption(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &traffic_class,
+                            sizeof traffic_class);
+  }
+  if (verbs_->ResolveAddr(id, bound ? reinterpret_cast<sockaddr*>(&local) : nullptr,
+                          reinterpret_cast<sockaddr*>(&target), 2000) != 0) {
+    return give_up(FailErrno("Cannot resolve " + where).value());
+  }
+  if (auto event = Expect(tag, RDMA_CM_EVENT_ADDR_RESOLVED, "Resolving " + where, deadline);
+      !event) {
+    return give_up(event.error());
+  }
+  if (verbs_->ResolveRoute(id, 2000) != 0) {
+    return give_up(FailErrno("Cannot find a route to " + where).value());
+  }
+  if (auto event =
+          Expect(tag, RDMA_CM_EVENT_ROUTE_RESOLVED, "Finding a route to " + where, deadline);
+      !event) {
+    return give_up(event.error());
+  }
+  auto device = domain_->Use(id->verbs);
+  if (!device) return give_up(device.error());
+  WatchDevice(**device);
+  if (role == QueuePairRole::kBulk) domain_->AssignRail(rail, *device);
+  auto shape =
+      role == QueuePairRole::kControl ? control_->ShapeFor(**device) : bulk_->ShapeFor(**device);
+  if (!shape) return give_up(shape.error());
+
+  ConnectRequest request;
+  request.role = role;
+  request.rail = static_cast<uint8_t>(rail);
+  request.rail_count = static_cast<uint8_t>(offer_.addresses.size());
+  request.generation = generation;
+  request.slots = static_cast<uint16_t>(options_.slots);
+  request.slot_bytes = options_.slot_bytes;
+  request.token = token_;
+  request.max_frame = options_.max_frame;
+  if (role == QueuePairRole::kControl) request.received = control_->received();
+
+  Dialled dialled;
+  dialled.tag = tag;
+  auto queue_pair = QueuePair::Make(*verbs_, id, *shape);  // has the id from here on
+  const auto finish = [&]() -> Status {
+    if (!queue_pair) return tl::unexpected<Error>(queue_pair.error());
+    RETURN_IF_ERROR(role == QueuePairRole::kControl ? control_->PostReceives(**queue_pair, **device)
+                                                    : bulk_->PostReceives(**queue_pair));
+    ASSIGN_OR_RETURN(dialled.reply, FinishDial(id, tag, request, deadline));
+    return (*queue_pair)->Settle(options_);
+  };
+  if (Status finished = finish(); !finished) {
+    if (queue_pair) queue_pair->reset();
+    cm_->Forget(tag);
+    if (role == QueuePairRole::kControl) control_->TakeBackReceives();
+    return tl::unexpected<Error>(finished.error());
+  }
+  dialled.queue_pair = std::move(*queue_pair);
+  return dialled;
+}
+
+Status RdmaConnection::DialControl(uint32_t rail, Deadline deadline) {
+  uint16_t generation;
+  {
+    std::lock_guard lock(links_mutex_);
+    generation = ++control_generation_;
+  }
+  ASSIGN_OR_RETURN(Dialled dialled,
+                   DialQueuePair(QueuePairRole::kControl, rail, generation, deadline));
+  {
+    std::lock_guard lock(links_mutex_);
+    control_tag_ = dialled.tag;
+    control_rail_ = rail;
+  }
+  if (!control_->Install(std::move(dialled.queue_pair), dialled.reply.slots,
+                         dialled.reply.received)) {
+    Fail(
+        "The server says that it has received packets that were never sent, or the new queue pair "
+        "broke at once.",
+        LogLevel::kWarning);
+    return penstock::Fail(Code::kProtocol, close_reason());
+  }
+  lost_since_ns_.store(0);
+  keeper_.Signal();
+  return {};
+}
+
+Status RdmaConnection::DialRail(uint32_t rail, Deadline deadline) {
+  uint16_t generation;
+  {
+    std::lock_guard lock(links_mutex_);
+    generation = ++rails_[rail].generation;
+  }
+  ASSIGN_OR_RETURN(Dialled dialled,
+                   DialQueuePair(QueuePairRole::kBulk, rail, generation, deadline));
+  {
+    std::lock_guard lock(links_mutex_);
+    rails_[rail].tag = dialled.tag;
+    rails_[rail].since_ns = NowNanoseconds();
+  }
+  bulk_->Admit(rail, generation, std::move(dialled.queue_pair));
+  return {};
+}
+
+Status RdmaConnection::ConnectTo(const Offer& offer, Deadline deadline) {
+  offer_ = offer;
+  const size_t most = std::min<size_t>(options_.most_rails, kMaxRails);
+  if (offer_.addresses.size() > most) offer_.addresses.resize(most);
+  if (offer_.addresses.empty()) {
+    return penstock::Fail(Code::kInvalidArgument, "The server offers no RDMA address.");
+  }
+  // Rails first, so that the memory registered next has keys for all of them.
+  Error last{Code::kUnavailable, "No rail was tried."};
+  bool control = false;
+  for (uint32_t rail = 0; rail < offer_.addresses.size() && !control; ++rail) {
+    Status dialled = DialControl(rail, deadline);
+    control = dialled.has_value();
+    if (!control) last = dialled.error();
+  }
+  if (!control) return tl::unexpected<Error>(last);
+  bool any = false;
+  for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
+    Status dialled = DialRail(rail, deadline);
+    if (dialled) {
+      any = true;
+      monitors_[rail].Succeeded(NowNanoseconds());
+      believed_up_[rail] = true;
+      continue;
+    }
+    last = dialled.error();
+    monitors_[rail].Failed(NowNanoseconds());
+    if (offer_.addresses.size() > 1) {
+      LOG_WARNING("transport", "Rail %u (%s) cannot be used for now: %s", rail,
+                  offer_.addresses[rail].c_str(), last.message.c_str());
+    }
+  }
+  if (!any) return tl::unexpected<Error>(last);
+  return {};
+}
+
+// --- the mender ---
+
+// Whether the server broke the rail because our memory refused an access. Its word may come up to
+// a tenth of a second later than the rail's end.
+bool RdmaConnection::PeerRefused(uint32_t rail) {
+  for (int look = 0; look < 50 && !stop_.load(); ++look) {
+    const uint16_t said = control_->peer_live()[rail];
+    if (said == kRailRefused) return true;
+    if (control_->goodbye() || closed()) return false;
+    usleep(2'000);
+    control_->Receive();
+  }
+  return false;
+}
+
+void RdmaConnection::Mend() {
+  int64_t pause_ms = kFirstPauseMs;
+  while (!stop_.load() && !closed()) {
+    {
+      std::unique_lock lock(mender_mutex_);
+      if (!mend_now_) mender_wake_.wait_for(lock, std::chrono::milliseconds(500));
+      mend_now_ = false;
+    }
+    if (stop_.load() || closed()) return;
+    const int64_t now = NowNanoseconds();
+    const auto live = bulk_->live();
+    if (lost_since_ns_.load() != 0) {
+      // Live rails first.
+      std::vector<uint32_t> order;
+      for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
+        live[rail] != 0 ? void(order.insert(order.begin(), rail)) : order.push_back(rail);
+      }
+      bool done = false;
+      for (const uint32_t rail : order) {
+        if (stop_.load() || closed() || done) break;
+        Status dialled = DialControl(rail, Deadline::After(kDialMs));
+        done = dialled.has_value();
+        if (done) {
+          LOG_INFO("transport", "The control queue pair is made anew, over rail %u (%s).", rail,
+                   offer_.addresses[rail].c_str());
+        } else {
+          LOG_DEBUG("transport", "No new control queue pair over rail %u: %s", rail,
+                    dialled.error().message.c_str());
+        }
+      }
+      pause_ms = done ? kFirstPauseMs : std::min(2 * pause_ms, kLastPauseMs);
+      if (!done) usleep(static_cast<useconds_t>(pause_ms * 1000));
+      continue;
+    }
+    for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
+      if (live[rail] != 0) continue;
+      if (believed_up_[rail]) {
+        believed_up_[rail] = false;
+        if (PeerRefused(rail)) {
+          monitors_[rail] = RailMonitor();
+          continue;
+        }
+        if (closed() || control_->goodbye()) return;
+        monitors_[rail].Failed(now);
+        LOG_WARNING("transport", "Rail %u (%s) is down; the others carry its data.", rail,
+                    offer_.addresses[rail].c_str());
+      }
+      if (!monitors_[rail].Due(now) || stop_.load()) continue;
+      Status dialled = DialRail(rail, Deadline::After(kDialMs));
+      if (dialled) {
+        monitors_[rail].Succeeded(NowNanoseconds());
+        believed_up_[rail] = true;
+        LOG_INFO("transport", "Rail %u (%s) is used again.", rail, offer_.addresses[rail].c_str());
+      } else {
+        monitors_[rail].Failed(NowNanoseconds());
+        LOG_DEBUG("transport", "Rail %u stays down: %s", rail, dialled.error().message.c_str());
+      }
+      if (lost_since_ns_.load() != 0) break;
+    }
+  }
+}
+
+Result<std::unique_ptr<Connection>> Dial(std::shared_ptr<Verbs> verbs, const RdmaOptions& options,
+                                         const Offer& offer, const Token& token, UniqueFd lifeline,
+                                         Deadline deadline) {
+  ASSIGN_OR_RETURN(auto cm, CmChannel::Open(verbs));
+  auto connection = std::make_unique<RdmaConnection>(std::move(verbs), options, token, true,
+                                                     std::move(cm), std::move(lifeline));
+  RETURN_IF_ERROR(connection->Prepare());
+  RETURN_IF_ERROR(connection->ConnectTo(offer, deadline));
+  connection->Start();
+  return std::unique_ptr<Connection>(std::move(connection));
+}
+
+void AbandonAfterFork(Connection& connection) {
+  static_cast<RdmaConnection&>(connection).AbandonAfterFork();
+}
+
+}  // namespace penstock::transport::rdma
