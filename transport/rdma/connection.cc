@@ -239,7 +239,7 @@ void RdmaConnection::Fail(const std::string& reason, LogLevel level) {
     reason_ = reason;
     closed_.store(true, std::memory_order_release);
   }
-  LogWrite(level, "transport", "%s", reason.c_str());
+  PENSTOCK_LOG_AT(level, "transport", "%s", reason.c_str());
   control_->Close();
   keeper_.Signal();
   receiver_.Signal();

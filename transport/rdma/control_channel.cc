@@ -15,6 +15,7 @@ namespace penstock::transport::rdma {
 namespace {
 
 constexpr int kReapBatch = 16;
+constexpr int kQuietRounds = 250;  // of 200 us
 
 ibv_comp_channel* MakeChannel(Verbs& verbs, ibv_context* context, int epoll) {
   ibv_comp_channel* channel = verbs.CreateCompChannel(context);
@@ -179,7 +180,7 @@ bool ControlChannel::Install(std::unique_ptr<QueuePair> queue_pair, uint32_t pee
   verbs_.ReqNotifyCq(queue_pair_->receive_cq(), 0);
   PostData(true);
   receiver_.Signal();  // something may have arrived before the notification was asked for
-  return up_.load(std::memory_order_relaxed);
+  return true;         // a queue pair that has broken at once is replaced like any other
 }
 
 void ControlChannel::Remove() {
@@ -188,11 +189,25 @@ void ControlChannel::Remove() {
     if (queue_pair_ == nullptr) return;
     up_.store(false, std::memory_order_release);
     queue_pair_->Break();
+    // The last packets may have been sent without asking for a completion. This request is flushed,
+    // which tells that all before it are done.
+    SendLedger& ledger = queue_pair_->ledger();
+    if (!ledger.idle() && ledger.free() > 0) {
+      ibv_send_wr marker = {};
+      marker.wr_id = ledger.Take();
+      marker.opcode = IBV_WR_RDMA_WRITE;
+      marker.send_flags = IBV_SEND_SIGNALED;
+      ibv_send_wr* bad = nullptr;
+      if (verbs_.PostSend(queue_pair_->qp(), &marker, &bad) != 0) ledger.Untake(1);
+    }
   }
-  // What arrived before the end counts. Then everything posted comes back, or the queue pair is
-  // destroyed, which ends all access as well.
-  const Deadline deadline = Deadline::After(2000);
-  for (; !Flushed() && !deadline.expired(); usleep(200)) Receive();
+  // What arrived before the end counts, so everything posted should come back first. Not all of it
+  // has to: soft-RoCE never flushes a receive that is posted after the error. Destroying the queue
+  // pair ends all access as well.
+  const Deadline deadline = Deadline::After(500);
+  for (int quiet = 0; !Flushed() && quiet < kQuietRounds && !deadline.expired(); usleep(200)) {
+    quiet = Receive() ? 0 : quiet + 1;
+  }
   {
     std::lock_guard receive(receive_mutex_);
     std::lock_guard lock(send_mutex_);
@@ -204,6 +219,9 @@ void ControlChannel::Remove() {
 bool ControlChannel::Flushed() {
   std::lock_guard receive(receive_mutex_);
   std::lock_guard lock(send_mutex_);
+  // Some completions show only to who asks for events.
+  verbs_.ReqNotifyCq(queue_pair_->send_cq(), 0);
+  verbs_.ReqNotifyCq(queue_pair_->receive_cq(), 0);
   Reap();
   return queue_pair_->ledger().idle() &&
          std::none_of(slot_states_.begin(), slot_states_.end(),

@@ -187,10 +187,7 @@ Status RdmaConnection::DialControl(uint32_t rail, Deadline deadline) {
   }
   if (!control_->Install(std::move(dialled.queue_pair), dialled.reply.slots,
                          dialled.reply.received)) {
-    Fail(
-        "The server says that it has received packets that were never sent, or the new queue pair "
-        "broke at once.",
-        LogLevel::kWarning);
+    Fail("The server says that it has received packets that were never sent.", LogLevel::kWarning);
     return penstock::Fail(Code::kProtocol, close_reason());
   }
   lost_since_ns_.store(0);

@@ -167,10 +167,7 @@ void RdmaConnection::OnEstablished(Pending pending) {
   }
   if (!control_->Install(std::move(pending.queue_pair), pending.request.slots,
                          pending.request.received)) {
-    Fail(
-        "The client says that it has received packets that were never sent, or the new queue pair "
-        "broke at once.",
-        LogLevel::kWarning);
+    Fail("The client says that it has received packets that were never sent.", LogLevel::kWarning);
     return;
   }
   lost_since_ns_.store(0);
