@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "tests/transport/rdma_pair.h"
 #include "transport/fault/fault.h"
@@ -53,7 +54,34 @@ Pair AddBenignFaults(Pair pair) {
 
 }  // namespace
 
+// Over this machine's own devices, where PENSTOCK_TEST_RDMA names the server's and the client's
+// address on each rail: "10.8.0.2<10.8.0.1,10.8.1.2<10.8.1.1"; alone, an address is both.
+Pair MakeDevicePair(const PairOptions& options) {
+  rdma::RdmaOptions rdma;
+  rdma.ring_bytes = options.ring_bytes;
+  rdma.max_frame = options.max_frame;
+  rdma.bulk_chunk = std::min(options.bulk_chunk, rdma.bulk_chunk);
+  std::vector<std::string> servers;
+  std::string rest = getenv("PENSTOCK_TEST_RDMA");
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string rail = rest.substr(0, comma);
+    rest.erase(0, comma + 1);
+    const size_t from = rail.find('<');
+    servers.push_back(rail.substr(0, from));
+    rdma.local_addresses.push_back(from == std::string::npos ? "" : rail.substr(from + 1));
+  }
+  return ConnectRdmaPair(rdma, servers);
+}
+
+// With devices of its own a machine is asked about nothing else.
 std::vector<Backend> Backends() {
+  if (getenv("PENSTOCK_TEST_RDMA") != nullptr) {
+    return {{"rdma", [](const PairOptions& options) { return MakeDevicePair(options); }, false},
+            {"rdma with benign faults",
+             [](const PairOptions& options) { return AddBenignFaults(MakeDevicePair(options)); },
+             false}};
+  }
   return {
       {"tcp", [](const PairOptions& options) { return MakeTcpPair(options); }},
       {"inproc", [](const PairOptions& options) { return MakeInprocPair(options); }},

@@ -43,6 +43,23 @@ RdmaPair MakeRdmaPair(const RdmaPairOptions& options) {
   return pair;
 }
 
+Pair ConnectRdmaPair(const rdma::RdmaOptions& options, const std::vector<std::string>& servers) {
+  auto verbs = rdma::LoadVerbs();
+  if (!verbs) FAIL(verbs.error().message);
+  auto listener = rdma::Listener::Open(*verbs, options, servers);
+  if (!listener) FAIL(listener.error().message);
+  const rdma::Token token{1, 2, 3};
+  Result<std::unique_ptr<Connection>> far = Fail(Code::kInternal, "Not dialled.");
+  std::thread dialler([&, offer = (*listener)->offer()] {
+    far = rdma::Dial(*verbs, options, offer, token, UniqueFd(), Deadline::After(20'000));
+  });
+  auto near = (*listener)->Accept(token, UniqueFd(), Deadline::After(20'000));
+  dialler.join();
+  if (!near) FAIL(near.error().message);
+  if (!far) FAIL(far.error().message);
+  return {nullptr, std::move(*near), std::move(*far)};
+}
+
 Pair MakeRdmaConformancePair(const PairOptions& options, uint32_t rails) {
   RdmaPairOptions rdma;
   rdma.rails = rails;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/transport/fake_verbs/fabric.h"
 #include "tests/transport/fake_verbs/host.h"
@@ -31,5 +32,7 @@ struct RdmaPair {
 RdmaPair MakeRdmaPair(const RdmaPairOptions& options = {});
 // For the conformance suite. When the pair goes, the fabric must have noted no misuse and no leak.
 Pair MakeRdmaConformancePair(const PairOptions& options, uint32_t rails);
+// Over the devices of this machine: rail r of the server is at servers[r].
+Pair ConnectRdmaPair(const rdma::RdmaOptions& options, const std::vector<std::string>& servers);
 
 }  // namespace penstock::transport
