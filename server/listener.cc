@@ -297,8 +297,23 @@ void Supervisor::OnHello(Peer& peer, std::span<const std::byte> blob) {
   }
   peer.challenge.key_needed = key_.empty() ? 0 : 1;
   peer.challenge.features = kFeatureNone;
+  const bool client_has_rdma = (peer.hello.features & kFeatureRdma) != 0;
+  if (options_.transport.choice == transport::Choice::kRdma && !client_has_rdma) {
+    return Refuse(peer, Refusal::kPath,
+                  "This server serves over RDMA only (--transport rdma); the client has no RDMA "
+                  "device or is told not to use it.");
+  }
+  if (client_has_rdma && RdmaIsOffered()) peer.challenge.features |= kFeatureRdma;
   peer.state = Peer::State::kProof;
   Queue(peer, AsBytes(peer.challenge));
+}
+
+// Devices may come and go while the daemon runs. Told to use nothing else, the worker tries and
+// says what is wrong.
+bool Supervisor::RdmaIsOffered() const {
+  if (options_.transport.choice == transport::Choice::kTcp) return false;
+  return options_.transport.choice == transport::Choice::kRdma ||
+         !transport::RdmaDeviceNames().empty();
 }
 
 void Supervisor::OnProof(Peer& peer, std::span<const std::byte> blob) {
@@ -345,6 +360,20 @@ Status Supervisor::StartSession(Peer& peer) {
   }
   parameters.client_pid = peer.hello.pid;
   parameters.supervisor_pid = getpid();
+  const TransportSettings& settings = options_.transport;
+  RdmaSettings& rdma = parameters.rdma;
+  rdma.asked = (peer.challenge.features & kFeatureRdma) != 0 ? 1 : 0;
+  rdma.only = settings.choice == transport::Choice::kRdma ? 1 : 0;
+  rdma.most_rails = settings.rails;
+  rdma.keepalive_ms = settings.keepalive_ms;
+  rdma.peer_timeout_ms = settings.peer_timeout_ms;
+  rdma.timeout = static_cast<uint8_t>(settings.timeout);
+  rdma.retry_count = static_cast<uint8_t>(settings.retry_count);
+  rdma.control_traffic_class = static_cast<uint8_t>(settings.control_traffic_class);
+  rdma.bulk_traffic_class = static_cast<uint8_t>(settings.bulk_traffic_class);
+  for (size_t rail = 0; rail < settings.rdma_addresses.size(); ++rail) {
+    CopyText(rdma.addresses[rail], settings.rdma_addresses[rail]);
+  }
   CopyText(parameters.client_host, Plain(peer.hello.host));
   CopyText(parameters.program, Plain(peer.hello.program));
   CopyText(parameters.peer, peer.name);

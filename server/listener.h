@@ -48,6 +48,7 @@ class Supervisor {
   bool TakeBlob(Peer& peer, std::vector<std::byte>* blob);
   void OnBlob(Peer& peer, std::span<const std::byte> blob);
   void OnHello(Peer& peer, std::span<const std::byte> blob);
+  bool RdmaIsOffered() const;
   void OnProof(Peer& peer, std::span<const std::byte> blob);
   void OnBulkHello(Peer& peer, std::span<const std::byte> blob);
   Status StartSession(Peer& peer);

@@ -7,6 +7,8 @@
 
 #include <set>
 
+#include "protocol/hello.h"
+
 namespace penstock::server {
 namespace {
 
@@ -31,7 +33,17 @@ constexpr const char* kExamples =
     "  device-gid = 0                 # group that may open /dev/nvidia*, where it is needed\n"
     "  isolate = true\n"
     "  port-file = \"\"\n"
-    "  log = \"warning\"\n";
+    "  log = \"warning\"\n"
+    "  [transport]\n"
+    "  kind = \"auto\"                # auto: RDMA where both sides can; rdma: nothing else; tcp\n"
+    "  rdma-addresses = []            # numeric, to offer to clients; none: every device's\n"
+    "  rails = 4                      # at most so many devices carry a session\n"
+    "  control-traffic-class = 0      # RoCE: the TOS byte; 0 leaves the system's\n"
+    "  bulk-traffic-class = 0\n"
+    "  timeout = 14                   # a lost packet is repeated after 4.096 us * 2^timeout\n"
+    "  retry-count = 6                # so often, then the queue pair is given up\n"
+    "  keepalive-ms = 1000\n"
+    "  peer-timeout-ms = 10000        # a client that cannot be reached for so long is gone\n";
 
 Status ParseAddress(const std::string& text, Options* options) {
   const size_t colon = text.rfind(':');
@@ -74,6 +86,15 @@ class FileReader {
         *target = *value;
       else
         Wrong(name, *node, "text");
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+      const toml::array* array = node->as_array();
+      if (array == nullptr) return Wrong(name, *node, "a list of texts");
+      target->clear();
+      for (const toml::node& each : *array) {
+        auto value = each.value_exact<std::string>();
+        if (!value) return Wrong(name, each, "a list of texts");
+        target->push_back(*value);
+      }
     } else if constexpr (std::is_same_v<T, bool>) {
       if (auto value = node->value_exact<bool>())
         *target = *value;
@@ -86,6 +107,16 @@ class FileReader {
       else
         Wrong(name, *node, "a number from 0 to 4294967295");
     }
+  }
+
+  // Empty if the file has no such section.
+  Result<toml::table> TakeTable(const char* name) {
+    known_.insert(name);
+    const toml::node* node = table_.get(name);
+    if (node == nullptr) return toml::table();
+    if (node->as_table() != nullptr) return *node->as_table();
+    return Fail(Code::kInvalidArgument,
+                Place(path_, node->source()) + "Value of " + name + " is not a section.");
   }
 
   Status Finish() {
@@ -109,8 +140,29 @@ class FileReader {
   std::string error_;
 };
 
+template <typename T>
+Status Between(const char* name, T value, T least, T most) {
+  if (value >= least && value <= most) return {};
+  return Fail(Code::kInvalidArgument, "Value of transport." + std::string(name) + " (" +
+                                          std::to_string(value) + ") is not between " +
+                                          std::to_string(least) + " and " + std::to_string(most) +
+                                          ".");
+}
+
+Status CheckTransport(const TransportSettings& settings) {
+  RETURN_IF_ERROR(
+      transport::CheckRailAddresses(settings.rdma_addresses, "Setting transport.rdma-addresses"));
+  RETURN_IF_ERROR(Between("rails", settings.rails, 1u, kMaxPathRails));
+  RETURN_IF_ERROR(Between("control-traffic-class", settings.control_traffic_class, 0u, 255u));
+  RETURN_IF_ERROR(Between("bulk-traffic-class", settings.bulk_traffic_class, 0u, 255u));
+  RETURN_IF_ERROR(Between("timeout", settings.timeout, 1u, 21u));
+  RETURN_IF_ERROR(Between("retry-count", settings.retry_count, 1u, 6u));  // 7 may mean for ever
+  RETURN_IF_ERROR(Between("keepalive-ms", settings.keepalive_ms, 10u, 60'000u));
+  return Between("peer-timeout-ms", settings.peer_timeout_ms, 100u, 3'600'000u);
+}
+
 Status ReadFile(const std::string& path, const CLI::App& app, std::string* listen,
-                Options* options) {
+                std::string* kind, Options* options) {
   if (access(path.c_str(), R_OK) != 0) return FailErrno("Cannot read settings (" + path + ")");
   toml::table table;
   try {
@@ -130,7 +182,20 @@ Status ReadFile(const std::string& path, const CLI::App& app, std::string* liste
   reader.Take("first-worker-uid", nullptr, &options->first_worker_uid);
   reader.Take("device-gid", nullptr, &options->device_gid);
   reader.Take("isolate", nullptr, &options->isolate);
-  return reader.Finish();
+  ASSIGN_OR_RETURN(const toml::table below, reader.TakeTable("transport"));
+  RETURN_IF_ERROR(reader.Finish());
+  FileReader transport(path, below, app);
+  TransportSettings& settings = options->transport;
+  transport.Take("kind", "--transport", kind);
+  transport.Take("rdma-addresses", nullptr, &settings.rdma_addresses);
+  transport.Take("rails", nullptr, &settings.rails);
+  transport.Take("control-traffic-class", nullptr, &settings.control_traffic_class);
+  transport.Take("bulk-traffic-class", nullptr, &settings.bulk_traffic_class);
+  transport.Take("timeout", nullptr, &settings.timeout);
+  transport.Take("retry-count", nullptr, &settings.retry_count);
+  transport.Take("keepalive-ms", nullptr, &settings.keepalive_ms);
+  transport.Take("peer-timeout-ms", nullptr, &settings.peer_timeout_ms);
+  return transport.Finish();
 }
 
 }  // namespace
@@ -140,7 +205,7 @@ Result<Options> ParseOptions(int argc, char** argv) {
   CLI::App app(kAbout, "penstockd");
   app.footer(kExamples);
   app.set_version_flag("--version", "penstockd " PENSTOCK_VERSION, "Show the version and exit");
-  std::string listen = "127.0.0.1:14833", config;
+  std::string listen = "127.0.0.1:14833", kind = "auto", config;
   app.add_option("--listen", listen,
                  "Where to listen; port 0 takes a free one. Without a key only\naddresses of "
                  "this machine alone (loopback) are allowed.\nDefault 127.0.0.1:14833")
@@ -152,6 +217,10 @@ Result<Options> ParseOptions(int argc, char** argv) {
   app.add_option("--key-file", options.key_file,
                  "File with the key (16 bytes or more) that every client must\nhold as well")
       ->type_name("FILE");
+  app.add_option("--transport", kind,
+                 "auto: RDMA for clients that can use it, tcp for the others; rdma:\nclients "
+                 "without it are refused; tcp: no RDMA. Default auto")
+      ->type_name("KIND");
   app.add_option("--config", config, "TOML file with any of these settings, see below")
       ->type_name("FILE");
   app.add_option("--port-file", options.port_file, "Written with the port once the daemon is ready")
@@ -174,8 +243,10 @@ Result<Options> ParseOptions(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return Fail(Code::kInvalidArgument, std::string(error.what()) + ". See: penstockd --help");
   }
-  if (!config.empty()) RETURN_IF_ERROR(ReadFile(config, app, &listen, &options));
+  if (!config.empty()) RETURN_IF_ERROR(ReadFile(config, app, &listen, &kind, &options));
   RETURN_IF_ERROR(ParseAddress(listen, &options));
+  ASSIGN_OR_RETURN(options.transport.choice, transport::ParseChoice(kind, "Transport"));
+  RETURN_IF_ERROR(CheckTransport(options.transport));
   if (options.max_sessions == 0 || options.max_sessions > 4096) {
     return Fail(Code::kInvalidArgument, "Number of sessions (" +
                                             std::to_string(options.max_sessions) +

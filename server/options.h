@@ -3,10 +3,22 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/result.h"
+#include "transport/choice.h"
 
 namespace penstock::server {
+
+// [transport] in the file. What the numbers mean stands in transport/rdma/rdma.h.
+struct TransportSettings {
+  transport::Choice choice = transport::Choice::kAuto;
+  std::vector<std::string> rdma_addresses;  // offered to clients; empty: every RDMA device's
+  uint32_t rails = 4;
+  uint32_t control_traffic_class = 0, bulk_traffic_class = 0;
+  uint32_t timeout = 14, retry_count = 6;
+  uint32_t keepalive_ms = 1000, peer_timeout_ms = 10'000;
+};
 
 struct Options {
   std::string listen_host = "127.0.0.1";
@@ -23,6 +35,7 @@ struct Options {
   // Group that may open the GPU's device files, where they are not open to everybody; 0 for none.
   uint32_t device_gid = 0;
   bool isolate = true;
+  TransportSettings transport;
   bool parent_pid_dies = false;
 };
 

@@ -8,6 +8,20 @@
 
 namespace penstock::server {
 
+// What penstockd's settings say of RDMA (options.h), and whether this session wants any.
+struct RdmaSettings {
+  uint32_t asked = 0;  // the client and the settings want it: the two will talk about it
+  uint32_t only = 0;   // no session over tcp
+  uint32_t most_rails = 4;
+  uint32_t keepalive_ms = 1000;
+  uint32_t peer_timeout_ms = 10'000;
+  uint8_t timeout = 14;
+  uint8_t retry_count = 6;
+  uint8_t control_traffic_class = 0;
+  uint8_t bulk_traffic_class = 0;
+  char addresses[kMaxPathRails][kPathAddressBytes] = {};  // to offer; none: every device's
+};
+
 struct SessionParameters {
   uint64_t session = 0;
   uint32_t epoch = 1;
@@ -19,6 +33,7 @@ struct SessionParameters {
   uint32_t client_pid = 0;
   int32_t supervisor_pid = 0;
   Nonce ticket{};
+  RdmaSettings rdma;
   char client_host[64] = {};
   char program[128] = {};
   char peer[64] = {};

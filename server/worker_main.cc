@@ -8,10 +8,10 @@
 #include "common/log.h"
 #include "server/driver.h"
 #include "server/isolation.h"
+#include "server/path.h"
 #include "server/process.h"
 #include "server/session_parameters.h"
 #include "server/worker/worker.h"
-#include "transport/tcp/tcp.h"
 
 namespace penstock::server {
 namespace {
@@ -31,10 +31,12 @@ Result<SessionParameters> ReadParameters() {
 }
 
 // The library is opened first, because the worker's user may not be able to read it where it lies;
-// the system call filter comes last, because a driver may start helper programs.
-Result<Driver> StartDriver(const SessionParameters& parameters) {
+// the system call filter comes last, because a driver may start helper programs. RDMA comes in
+// between: path.h has the reasons.
+Result<Driver> StartDriver(const SessionParameters& parameters, RdmaPort* port) {
   ASSIGN_OR_RETURN(const Driver driver, OpenDriver(parameters.driver));
   if (parameters.isolate != 0) RETURN_IF_ERROR(Isolate(parameters));
+  *port = OpenRdmaPort(parameters);
   const CUresult result = driver.cuInit(0);
   if (result != CUDA_SUCCESS) {
     return Fail(Code::kUnavailable,
@@ -51,12 +53,16 @@ Status TellSupervisor(const WorkerReady& ready) {
   return {};
 }
 
-Status Serve(const SessionParameters& parameters, const Driver& driver, bool* good) {
+Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort port, bool* good) {
   UniqueFd sockets[2];
   RETURN_IF_ERROR(ReceiveDescriptors(kSupervisorDescriptor, sockets));
-  transport::tcp::TcpOptions tcp;
-  tcp.max_frame = kMaxFrameBytes;
-  auto connection = transport::tcp::Adopt(std::move(sockets[0]), std::move(sockets[1]), tcp);
+  auto connection =
+      MakeConnection(parameters, std::move(port), std::move(sockets[0]), std::move(sockets[1]));
+  if (!connection) {
+    LOG_WARNING("session", "Session %lu ends before it begins: %s", parameters.session,
+                connection.error().message.c_str());
+    return tl::unexpected<Error>(connection.error());
+  }
   WorkerOptions options;
   options.session = parameters.session;
   options.epoch = parameters.epoch;
@@ -64,7 +70,7 @@ Status Serve(const SessionParameters& parameters, const Driver& driver, bool* go
   options.silence_ms = int64_t{parameters.silence_seconds} * 1000;
   options.capture_output = true;
   ApplyDisabled(&options);
-  Worker worker(options, driver, std::move(connection));
+  Worker worker(options, driver, std::move(*connection));
   LOG_DEBUG("session", "Session %lu serves %s (pid %u on %s, from %s).", parameters.session,
             parameters.program, parameters.client_pid, parameters.client_host, parameters.peer);
   *good = worker.Run();
@@ -89,7 +95,8 @@ int WorkerMain() {
     return 1;
   }
   if (parameters->log[0] != '\0') SetLogSpec(parameters->log);
-  auto driver = StartDriver(*parameters);
+  RdmaPort port;
+  auto driver = StartDriver(*parameters, &port);
   if (!driver) {
     LOG_ERROR("session", "Session %lu: %s", parameters->session, driver.error().message.c_str());
     CopyText(ready.error, driver.error().message);
@@ -99,7 +106,7 @@ int WorkerMain() {
   ready.ok = 1;
   bool good = false;
   auto served = TellSupervisor(ready);
-  if (served) served = Serve(*parameters, *driver, &good);
+  if (served) served = Serve(*parameters, *driver, std::move(port), &good);
   if (!served) LOG_DEBUG("session", "%s", served.error().message.c_str());
   return good ? 0 : 1;
 }

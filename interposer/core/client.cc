@@ -73,7 +73,7 @@ const char* Advice(Code code) {
       return "Try again when a device is free, or ask for fewer (PENSTOCK_GPUS or penstock run "
              "-n).";
     case Code::kUnsupported:
-      return "See what penstockd says there on its stderr.";
+      return "";  // the message says what to do
     default:
       return "Check that penstockd runs there and can be reached from here.";
   }
@@ -106,11 +106,18 @@ CUresult Client::Initialise() {
               "penstockd, or start the program with 'penstock run'.");
     return CUDA_ERROR_NO_DEVICE;
   }
+  Result<PathOptions> path = PathOptionsFromEnvironment();
+  if (!path) {
+    LOG_ERROR("session", "Cannot open a session: %s", path.error().message.c_str());
+    return InitError(path.error());
+  }
+  connect.path = std::move(*path);
   Result<Connected> connected = Connect(connect);
   if (!connected) {
-    LOG_ERROR("session", "Cannot open a session with the server (PENSTOCK_SERVER=%s): %s %s",
-              connect.server.c_str(), connected.error().message.c_str(),
-              Advice(connected.error().code));
+    const char* const advice = Advice(connected.error().code);
+    LOG_ERROR("session", "Cannot open a session with the server (PENSTOCK_SERVER=%s): %s%s%s",
+              connect.server.c_str(), connected.error().message.c_str(), *advice == '\0' ? "" : " ",
+              advice);
     return InitError(connected.error());
   }
   auto session =
@@ -157,8 +164,8 @@ void Client::Finish() {
   Session& session = client->session();
   session.End();
   if (!client->options_.statistics_file.empty()) {
-    WriteStatistics(client->options_.statistics_file, session.connection().counters(),
-                    session.counters());
+    WriteStatistics(client->options_.statistics_file, session.connection().caps().name,
+                    session.connection().counters(), session.counters());
   }
 }
 

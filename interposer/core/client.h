@@ -4,6 +4,9 @@
 //   PENSTOCK_SERVER=HOST:PORT   the server; without it there is no device
 //   PENSTOCK_KEY_FILE=FILE      the key, if the server asks for one
 //   PENSTOCK_GPUS=N             how many devices to ask for; 0 for all (default: all)
+//   PENSTOCK_TRANSPORT=auto|rdma|tcp   transport/choice.h; default auto
+//   PENSTOCK_RDMA_RAILS=LOCAL[,LOCAL...]   local addresses of the rails; default: the routes decide
+//   PENSTOCK_RDMA_TIMEOUT=MS    how long an RDMA connection may take to make; default 5000
 //   PENSTOCK_SYNC=1             every call waits for its result
 //   PENSTOCK_STATS=FILE         counts, as JSON, when the program ends (statistics.h)
 //   PENSTOCK_DISABLE=a,b        switches optimisations off: post, inline, staging, reserve,

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/log.h"
+#include "transport/rdma/rdma.h"
 #include "transport/tcp/tcp.h"
 
 namespace penstock::interposer {
@@ -29,7 +31,10 @@ Error Refused(Refusal refusal, const char* text) {
   if (refusal == Refusal::kVersion || refusal == Refusal::kMalformed) code = Code::kProtocol;
   if (refusal == Refusal::kFull) code = Code::kResourceExhausted;
   if (refusal == Refusal::kDriver) code = Code::kUnsupported;
-  return {code, std::string("The server refuses (") + RefusalName(refusal) + "): " + text};
+  if (refusal == Refusal::kPath) code = Code::kUnsupported;
+  std::string message = std::string("The server refuses (") + RefusalName(refusal) + "): " + text;
+  if (refusal == Refusal::kDriver) message += " See what penstockd says there on its stderr.";
+  return {code, std::move(message)};
 }
 
 // Both sockets of one session.
@@ -44,6 +49,15 @@ ClientHello MakeHello(const ConnectOptions& options) {
   gethostname(hello.host, sizeof hello.host - 1);
   strncpy(hello.program, program_invocation_short_name, sizeof hello.program - 1);
   return hello;
+}
+
+// RDMA was to be had and is not used: said once for each session, so that nobody wonders why the
+// program is slow.
+void WarnOfTcp(const std::string& server, const std::string& why) {
+  LOG_WARNING("session",
+              "The session with %s goes over tcp instead of RDMA: %s Set PENSTOCK_TRANSPORT=tcp if "
+              "that is meant, or PENSTOCK_TRANSPORT=rdma to make it an error.",
+              server.c_str(), why.c_str());
 }
 
 }  // namespace
@@ -69,7 +83,14 @@ Result<Endpoint> ParseEndpoint(const std::string& text) {
   return endpoint;
 }
 
-Result<Connected> Connect(const ConnectOptions& options) {
+namespace {
+
+struct Attempt {
+  Connected connected;
+  bool begin_again = false;  // over tcp from the start
+};
+
+Result<Attempt> TryToConnect(const ConnectOptions& options) {
   ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(options.server));
   Key key;
   if (!options.key_file.empty()) {
@@ -82,8 +103,10 @@ Result<Connected> Connect(const ConnectOptions& options) {
                    tcp::Dial(endpoint.host, endpoint.port, Deadline::After(kDialMs)));
   const Deadline deadline = Deadline::After(kHelloMs);
   const int control = sockets.control.get();
+  ASSIGN_OR_RETURN(LocalRdma local, PrepareRdma(options.path, control));
 
   ClientHello hello = MakeHello(options);
+  if (local.verbs != nullptr) hello.features |= kFeatureRdma;
   RETURN_IF_ERROR(FillRandom(hello.nonce));
   RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(hello), kMaxHelloBytes, deadline));
   ASSIGN_OR_RETURN(const auto challenge_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
@@ -94,12 +117,20 @@ Result<Connected> Connect(const ConnectOptions& options) {
   if (challenge.key_needed != 0 && key.empty()) {
     return Fail(Code::kUnauthenticated, "The server asks for a key, and none is given.");
   }
+  const bool both = (hello.features & challenge.features & kFeatureRdma) != 0;
+  const bool demanded = options.path.choice == transport::Choice::kRdma;
+  if (demanded && !both) {
+    return Fail(Code::kUnsupported,
+                "RDMA is demanded (PENSTOCK_TRANSPORT=rdma), and the server does not offer it: it "
+                "has no RDMA device, is told to use tcp, or is older.");
+  }
 
   Proof proof;
   proof.mac = ClientMac(key, hello, challenge);
   RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(proof), kMaxHelloBytes, deadline));
   ASSIGN_OR_RETURN(const auto welcome_bytes, tcp::ReceiveBlob(control, kMaxWelcomeBytes, deadline));
-  Connected connected;
+  Attempt attempt;
+  Connected& connected = attempt.connected;
   ASSIGN_OR_RETURN(connected.welcome, ParseWelcome(welcome_bytes));
   const Welcome& welcome = connected.welcome.welcome;
   if (welcome.refusal != Refusal::kNone) {
@@ -129,13 +160,46 @@ Result<Connected> Connect(const ConnectOptions& options) {
     return tl::unexpected<Error>(Refused(bulk_welcome.refusal, bulk_welcome.text));
   }
 
+  connected.round_trips = 3;
+  std::string why = std::move(local.why);
+  if (both) {
+    ASSIGN_OR_RETURN(PathTaken taken,
+                     AgreeOnPath(options.path, local, control, sockets.bulk.get(), welcome));
+    connected.round_trips += taken.round_trips;
+    if (taken.connection != nullptr) {
+      connected.connection = std::move(taken.connection);
+      connected.abandon = &transport::rdma::AbandonAfterFork;
+      return attempt;
+    }
+    if (demanded) {
+      return Fail(Code::kUnsupported,
+                  "RDMA is demanded (PENSTOCK_TRANSPORT=rdma) and fails: " + taken.why);
+    }
+    why = std::move(taken.why);
+    attempt.begin_again = taken.begin_again;
+  }
+  if (!why.empty()) WarnOfTcp(options.server, why);
+  if (attempt.begin_again) return attempt;
+  LOG_INFO("session", "The session goes over tcp to %s.", tcp::PeerName(control).c_str());
   tcp::TcpOptions tcp_options;
   tcp_options.max_frame = max_frame;
   connected.connection =
       tcp::Adopt(std::move(sockets.control), std::move(sockets.bulk), tcp_options);
-  connected.round_trips = 3;
   connected.abandon = &tcp::AbandonAfterFork;
-  return connected;
+  return attempt;
+}
+
+}  // namespace
+
+Result<Connected> Connect(const ConnectOptions& options) {
+  ASSIGN_OR_RETURN(Attempt attempt, TryToConnect(options));
+  if (!attempt.begin_again) return std::move(attempt.connected);
+  const uint64_t round_trips = attempt.connected.round_trips;
+  ConnectOptions over_tcp = options;
+  over_tcp.path.choice = transport::Choice::kTcp;
+  ASSIGN_OR_RETURN(attempt, TryToConnect(over_tcp));
+  attempt.connected.round_trips += round_trips;
+  return std::move(attempt.connected);
 }
 
 }  // namespace penstock::interposer

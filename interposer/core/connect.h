@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/result.h"
+#include "interposer/core/path.h"
 #include "protocol/hello.h"
 #include "transport/transport.h"
 
@@ -15,6 +16,7 @@ struct ConnectOptions {
   std::string server;    // HOST:PORT
   std::string key_file;  // empty for none
   uint32_t gpus = 1;     // 0 for all
+  PathOptions path;
 };
 
 struct Connected {

@@ -34,8 +34,8 @@ void ForgetStatistics() {
   }
 }
 
-bool WriteStatistics(const std::string& path, const transport::Counters& transport,
-                     const SessionCounters& session) {
+bool WriteStatistics(const std::string& path, const char* transport_name,
+                     const transport::Counters& transport, const SessionCounters& session) {
   nlohmann::ordered_json functions = nlohmann::ordered_json::object();
   uint64_t calls = 0, posted = 0, local = 0;
   uint64_t round_trips = session.hello_round_trips + session.window_waits;
@@ -52,13 +52,16 @@ bool WriteStatistics(const std::string& path, const transport::Counters& transpo
   }
   const nlohmann::ordered_json document = {
       {"pid", getpid()},
+      {"transport", transport_name},
       {"calls", calls},
       {"round_trips", round_trips},
-      {"hello_round_trips", session.hello_round_trips.load()},
+      {"handshake_round_trips", session.hello_round_trips.load()},
       {"posted", posted},
       {"local", local},
       {"frames_sent", transport.frames_sent},
       {"frames_received", transport.frames_received},
+      {"packets_sent", transport.packets_sent},
+      {"packets_received", transport.packets_received},
       {"bytes_sent", transport.bytes_sent + transport.bulk_bytes_sent},
       {"bytes_received", transport.bytes_received + transport.bulk_bytes_received},
       {"bulk_bytes_sent", transport.bulk_bytes_sent},

@@ -26,8 +26,8 @@ struct SessionCounters {
 };
 
 // False, after a log line, if the file cannot be written.
-bool WriteStatistics(const std::string& path, const transport::Counters& transport,
-                     const SessionCounters& session);
+bool WriteStatistics(const std::string& path, const char* transport_name,
+                     const transport::Counters& transport, const SessionCounters& session);
 // In the child of a fork.
 void ForgetStatistics();
 

@@ -45,7 +45,8 @@ constexpr char kRunFooter[] =
 class RunFormatter : public CLI::Formatter {
  public:
   std::string make_usage(const CLI::App*, std::string) const override {
-    return "\nUsage: penstock run [-n GPUS] [--server HOST:PORT] [--key FILE] [--sim] -- PROGRAM "
+    return "\nUsage: penstock run [-n GPUS] [--server HOST:PORT] [--key FILE] [--transport KIND] "
+           "[--sim] -- PROGRAM "
            "ARGS...\n";
   }
 };
@@ -75,6 +76,12 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingFile.description(""))
       ->envname("PENSTOCK_KEY_FILE")
       ->type_name("FILE");
+  run->add_option(
+         "--transport", options.transport,
+         "auto: RDMA where both hosts can, else tcp (default); rdma: that or an error; tcp")
+      ->check(CLI::IsMember({"auto", "rdma", "tcp"}).description(""))
+      ->envname("PENSTOCK_TRANSPORT")
+      ->type_name("KIND");
   run->add_flag("--sim", options.simulate, "Use the simulated GPU")->excludes(server);
 
   // What stands after the first -- is the program's alone; CLI11 does not see it.

@@ -9,9 +9,10 @@ namespace penstock {
 constexpr int kOwnFailure = 125;  // the exit status when Penstock itself fails
 
 struct RunOptions {
-  int gpus = 0;          // 0: as many as the server offers
-  std::string server;    // HOST:PORT; empty: none is configured
-  std::string key_file;  // empty: no key
+  int gpus = 0;           // 0: as many as the server offers
+  std::string server;     // HOST:PORT; empty: none is configured
+  std::string key_file;   // empty: no key
+  std::string transport;  // auto, rdma or tcp; empty: as PENSTOCK_TRANSPORT says
   bool simulate = false;
   std::vector<std::string> program;  // with its arguments
 };

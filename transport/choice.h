@@ -1,0 +1,34 @@
+// Which transport a side is told to use, and whether this host has what RDMA needs.
+//
+//   auto   RDMA where both hosts have an RDMA device, tcp elsewhere; trouble with RDMA ends in tcp
+//   rdma   RDMA or an error
+//   tcp    never RDMA
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+
+namespace penstock::transport {
+
+enum class Choice : uint32_t { kAuto = 0, kRdma = 1, kTcp = 2 };
+
+// "auto", "rdma" or "tcp". `what` names the setting for the error: "Transport (--transport)".
+Result<Choice> ParseChoice(const std::string& text, const std::string& what);
+const char* ChoiceName(Choice choice);
+
+// The kernel's RDMA devices, by a look into sysfs that opens none: "mlx5_0", "rxe0".
+std::vector<std::string> RdmaDeviceNames();
+
+// True for numeric addresses that are this host's own for sure: 127/8 and ::1. Takes a connected
+// socket.
+bool PeerIsLoopback(int socket);
+
+// "a,b" to {"a", "b"}; each must be a numeric IPv4 or IPv6 address, at most four.
+Result<std::vector<std::string>> ParseRailAddresses(const std::string& text,
+                                                    const std::string& what);
+Status CheckRailAddresses(const std::vector<std::string>& addresses, const std::string& what);
+
+}  // namespace penstock::transport
