@@ -298,7 +298,7 @@ void RdmaConnection::Keep() {
   std::array<uint32_t, kMaxRails> told{};
   while (!stop_.load()) {
     Deadline next = Earlier(Deadline::After(kLongestSleepMs), bulk_->next_tick());
-    if (control_->starved()) next = Earlier(next, Deadline::After(1));
+    next = Earlier(next, control_->next_pump());
     if (!bulk_->Arm()) next = Deadline::After(0);
     epoll_event events[16];
     SleepOn(keeper_epoll_.get(), events, 16, next);

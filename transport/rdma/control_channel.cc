@@ -42,6 +42,7 @@ ControlChannel::ControlChannel(std::shared_ptr<Domain> domain, BulkEngine& bulk,
       receiver_epoll_(receiver_epoll),
       keeper_epoll_(keeper_epoll),
       ring_bytes_(RetainedRing::CapacityFor(options.ring_bytes, options.max_frame)),
+      pacer_(options.packets_at_once),
       slot_states_(options.slots, SlotState::kFree),
       arrived_(kMostSlots),
       free_slots_(options.slots),
@@ -317,6 +318,9 @@ void ControlChannel::PostData(bool flush) {
     CutAndPost(flush);
     if (ring_->all_cut() && posted_ == numbered_) return;
     if (!up_.load(std::memory_order_relaxed)) return;
+    if (pacer_.gathering() && posted_ == numbered_ && !starved_.load(std::memory_order_relaxed)) {
+      return;  // the keeper knows
+    }
     if (!send_armed_) send_armed_ = verbs_.ReqNotifyCq(queue_pair_->send_cq(), 0) == 0;
     if (Reap()) continue;  // a completion that came before the request announces nothing
     if (starved_.load(std::memory_order_relaxed) || !send_armed_ || queue_pair_->ledger().idle()) {
@@ -335,7 +339,14 @@ void ControlChannel::CutAndPost(bool flush) {
     uint32_t made = 0;
     while (!ring_->all_cut() && made < kMostPosts) {
       const uint64_t in_flight = ledger.posted() - ledger.done() + made;
-      if (!flush && in_flight >= options_.packets_at_once && ring_->uncut() < room) break;
+      if (!flush && ring_->uncut() < room) {
+        const bool known = pacer_.gathering();
+        if (pacer_.Gather(NowNanoseconds())) {
+          if (!known) keeper_.Signal();
+          break;
+        }
+        if (in_flight >= options_.packets_at_once) break;
+      }
       if (credits() <= kReservedCredits || numbered_ - released_ >= kRecords - 8) {
         starved_.store(true, std::memory_order_relaxed);
         break;
@@ -397,6 +408,7 @@ bool ControlChannel::PostNumbered() {
     }
     if (count == 0) return false;
     ibv_send_wr* bad = nullptr;
+    const int64_t began = NowNanoseconds();
     const int error = verbs_.PostSend(queue_pair_->qp(), requests, &bad);
     uint32_t done = count;
     if (error != 0) {
@@ -406,6 +418,9 @@ bool ControlChannel::PostNumbered() {
     uint64_t with_frames = 0;
     for (uint32_t i = 0; i < done; ++i) with_frames += requests[i].num_sge > 1 ? 1 : 0;
     posted_ += done;
+    if (with_frames > 0) {
+      pacer_.Posted(began, NowNanoseconds(), static_cast<uint32_t>(with_frames));
+    }
     packets_sent_.store(packets_sent_.load(std::memory_order_relaxed) + with_frames,
                         std::memory_order_relaxed);
     if (done > 0) acknowledged_to_peer_ = acknowledged;
@@ -519,7 +534,14 @@ void ControlChannel::Pump() {
   std::lock_guard lock(send_mutex_);
   if (queue_pair_ == nullptr || !up_.load(std::memory_order_relaxed)) return;
   Reap();
-  PostData(false);
+  PostData(pacer_.Look(NowNanoseconds(), !ring_->all_cut() || posted_ < numbered_));
+}
+
+Deadline ControlChannel::next_pump() const {
+  std::lock_guard lock(send_mutex_);
+  if (!up_.load(std::memory_order_relaxed)) return Deadline::Never();
+  if (pacer_.gathering()) return Deadline::AtNanoseconds(pacer_.next_look());
+  return starved() ? Deadline::After(1) : Deadline::Never();
 }
 
 void ControlChannel::Keepalive() {

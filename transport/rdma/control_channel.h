@@ -2,9 +2,10 @@
 // time, and over the next one when that fails.
 //
 // Sending. A frame is written straight into the registered ring. While few packets are under way a
-// packet leaves with every frame; else frames gather until a packet is full, a completion makes
-// room, or somebody waits (kFlush). What is left unsent has an owner, always: the send queue's
-// completion channel is armed then, and the keeper thread goes on from there. Packets stay in the
+// packet leaves with every frame; else, or when frames come too fast for that (see pacer.h), they
+// gather until a packet is full, a completion makes room, or somebody waits (kFlush). What is left
+// unsent has an owner, always: the keeper thread, which the send queue's completion channel or the
+// pacer's period wakes. Packets stay in the
 // ring until the peer acknowledges them, so that a new queue pair repeats exactly those that the
 // peer has not received.
 //
@@ -28,6 +29,7 @@
 
 #include "transport/rdma/bulk_engine.h"
 #include "transport/rdma/domain.h"
+#include "transport/rdma/pacer.h"
 #include "transport/rdma/queue_pair.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/retained_ring.h"
@@ -78,6 +80,8 @@ class ControlChannel {
   // Completions, the unsent tail, and received acknowledgements if that is what it waits for.
   void Pump();
   bool starved() const { return starved_.load(std::memory_order_relaxed); }
+  // When Pump should be called although nothing happens.
+  Deadline next_pump() const;
   void Keepalive();
 
   // --- receiver ---
@@ -184,6 +188,7 @@ class ControlChannel {
   uint64_t released_ = 0;
   uint32_t peer_slots_ = 0;
   uint32_t unsignalled_ = 0;
+  Pacer pacer_;
   uint64_t acknowledged_to_peer_ = 0;
   bool send_armed_ = false;
   bool closed_ = false, goodbye_sent_ = false, wants_room_ = false;
