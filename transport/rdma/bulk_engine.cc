@@ -57,7 +57,9 @@ struct BulkEngine::State {
 
   struct RecentPut {
     uint64_t address, bytes;
-    std::array<uint32_t, kMaxRails> sequence;  // of its notifications; 0: none on that rail
+    uint32_t rail;
+    uint16_t generation;
+    uint32_t sequence;  // of its notification
   };
 
   const std::shared_ptr<Domain> domain;
@@ -73,7 +75,10 @@ struct BulkEngine::State {
   std::array<BulkRail, kMaxRails> rails;
   std::list<std::unique_ptr<BulkOperation>> operations;
   std::deque<BulkChunk> queue;
-  std::deque<RecentPut> recent_puts;
+  std::deque<RecentPut> recent_puts;  // that the peer may not see yet
+  // The newest notifications of Puts that found no room there: every move waits for those.
+  std::array<uint32_t, kMaxRails> forgotten{};
+  std::array<uint16_t, kMaxRails> forgotten_generation{};
   std::array<uint32_t, kMaxRails> next_sequence{};
   std::array<uint32_t, kMaxRails> peer_fence{};
   bool closed = false;
@@ -87,9 +92,11 @@ struct BulkEngine::State {
   void Finish(BulkOperation& operation);
   void MaybeFinish(BulkOperation& operation);
   void DropQueued(BulkOperation& operation);
+  void Remember(const BulkOperation& put, uint32_t rail, uint32_t sequence);
+  void OrderAfterPuts(BulkOperation& operation);
   bool Eligible(const BulkChunk& chunk, uint32_t rail) const;
   void PumpAll();
-  void Pump(uint32_t rail);
+  void Pump(uint32_t rail, uint64_t most);
   bool PostList(uint32_t rail, ibv_send_wr* requests, uint32_t count);
   void Notify(BulkOperation& operation, uint32_t rail);
   void NotifyWhereDue(BulkOperation& operation);
@@ -98,6 +105,7 @@ struct BulkEngine::State {
   void OnFailed(uint32_t rail, const BulkRequest& request, ibv_wc_status status);
   bool ReapReceives(uint32_t rail);
   void BreakRail(uint32_t rail, const std::string& reason);
+  bool Drained(uint32_t rail) const;
   void FinishDrain(uint32_t rail);
   void Keepalive(uint32_t rail, int64_t now);
   bool PollAll();
@@ -115,7 +123,8 @@ void BulkEngine::State::MaybeFinish(BulkOperation& operation) {
   if (operation.chunks_left > 0) return;
   for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
     if (operation.notifying[rail]) return;
-    if (operation.put && operation.status == BulkStatus::kOk && !operation.carried[rail].empty()) {
+    if (operation.put && operation.status == BulkStatus::kOk &&
+        !(operation.carried[rail].empty() && operation.promised[rail].empty())) {
       return;
     }
   }
@@ -138,7 +147,42 @@ bool BulkEngine::State::Eligible(const BulkChunk& chunk, uint32_t rail) const {
     if (!Covers(peer_fence[other], operation.after[other])) return false;
   }
   // The same queue pair keeps the order by itself; a newer one does not.
-  return operation.after[rail] == 0 || Covers(fence[rail].load(), operation.after[rail]);
+  return operation.after[rail] == 0 || operation.after_generation[rail] == rails[rail].generation ||
+         Covers(peer_fence[rail], operation.after[rail]);
+}
+
+// A Put that is reported may still be on its way into the peer's memory. Until the peer has said
+// that it saw the notification, another queue pair could overtake it there.
+void BulkEngine::State::Remember(const BulkOperation& put, uint32_t rail, uint32_t sequence) {
+  if (recent_puts.size() == kRecentPuts) {
+    const RecentPut& oldest = recent_puts.front();
+    const bool alone = forgotten[oldest.rail] == 0 ||
+                       Covers(peer_fence[oldest.rail], forgotten[oldest.rail]) ||
+                       forgotten_generation[oldest.rail] == oldest.generation;
+    forgotten[oldest.rail] = oldest.sequence;
+    forgotten_generation[oldest.rail] = alone ? oldest.generation : 0;
+    recent_puts.pop_front();
+  }
+  recent_puts.push_back({put.remote, put.bytes, rail, rails[rail].generation, sequence});
+}
+
+void BulkEngine::State::OrderAfterPuts(BulkOperation& operation) {
+  const auto order = [&](uint32_t rail, uint32_t sequence, uint16_t generation) {
+    if (sequence == 0 || Covers(peer_fence[rail], sequence)) return;
+    const bool mixed = operation.after[rail] != 0 && operation.after_generation[rail] != generation;
+    operation.after_puts = true;
+    operation.after[rail] = sequence;
+    operation.after_generation[rail] = mixed ? 0 : generation;
+  };
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    order(rail, forgotten[rail], forgotten_generation[rail]);
+  }
+  for (const RecentPut& recent : recent_puts) {
+    if (recent.address < operation.remote + operation.bytes &&
+        operation.remote < recent.address + recent.bytes) {
+      order(recent.rail, recent.sequence, recent.generation);
+    }
+  }
 }
 
 // --- posting ---
@@ -164,7 +208,10 @@ bool BulkEngine::State::PostList(uint32_t rail, ibv_send_wr* requests, uint32_t 
       }
       queue.push_front(request.chunk);
     } else if (request.kind == BulkRequest::Kind::kNotification) {
-      request.chunk.operation->notifying[rail] = false;
+      BulkOperation& operation = *request.chunk.operation;
+      operation.notifying[rail] = false;
+      operation.carried[rail] = std::move(operation.promised[rail]);
+      operation.promised[rail].clear();
       --state.notifications_under_way;
     }
   }
@@ -175,23 +222,33 @@ bool BulkEngine::State::PostList(uint32_t rail, ibv_send_wr* requests, uint32_t 
   return false;
 }
 
+// The least loaded rail first, and each at first no more than its share, so that a move of a few
+// chunks uses all rails. Then whoever has room takes what is left.
 void BulkEngine::State::PumpAll() {
+  if (queue.empty()) return;
   std::array<uint32_t, kMaxRails> order = {0, 1, 2, 3};
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return rails[a].bytes_under_way < rails[b].bytes_under_way;
-  });
-  for (const uint32_t rail : order) Pump(rail);
+  uint32_t live_rails = 0;
+  for (const BulkRail& rail : rails) live_rails += rail.state == BulkRail::State::kLive ? 1 : 0;
+  const auto load = [&](uint32_t rail) {
+    return rails[rail].state == BulkRail::State::kLive ? rails[rail].bytes_under_way : UINT64_MAX;
+  };
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return load(a) < load(b); });
+  for (uint32_t i = 0; i < live_rails; ++i) {
+    const uint64_t left = live_rails - i;
+    Pump(order[i], (queue.size() + left - 1) / left);
+  }
+  for (uint32_t i = 0; i < live_rails && live_rails > 1; ++i) Pump(order[i], UINT64_MAX);
 }
 
-void BulkEngine::State::Pump(uint32_t rail) {
+void BulkEngine::State::Pump(uint32_t rail, uint64_t most) {
   BulkRail& state = rails[rail];
-  while (state.state == BulkRail::State::kLive && !queue.empty()) {
+  while (state.state == BulkRail::State::kLive && !queue.empty() && most > 0) {
     ibv_send_wr requests[kMostPosts] = {};
     ibv_sge parts[kMostPosts];
     uint32_t count = 0;
     SendLedger& ledger = state.queue_pair->ledger();
     std::vector<BulkOperation*> posted_whole;
-    for (auto next = queue.begin(); next != queue.end() && count < kMostPosts;) {
+    for (auto next = queue.begin(); next != queue.end() && count < kMostPosts && count < most;) {
       if (state.chunks_under_way >= options.bulk_depth || ledger.free() <= kReservedSendSlots)
         break;
       const BulkChunk chunk = *next;
@@ -223,6 +280,7 @@ void BulkEngine::State::Pump(uint32_t rail) {
       }
     }
     if (count == 0) return;
+    most -= count;
     state.active_ns = NowNanoseconds();
     if (!PostList(rail, requests, count)) return;
     // A Put that only this rail carries is notified right behind its bytes.
@@ -258,6 +316,8 @@ void BulkEngine::State::Notify(BulkOperation& operation, uint32_t rail) {
       {request.wr_id, BulkRequest::Kind::kNotification, {&operation, 0, 0}, sequence});
   ++state.notifications_under_way;
   operation.notifying[rail] = true;
+  operation.promised[rail] = std::move(operation.carried[rail]);
+  operation.carried[rail].clear();
   PostList(rail, &request, 1);
 }
 
@@ -291,12 +351,10 @@ void BulkEngine::State::OnDone(uint32_t rail, const BulkRequest& request) {
   } else {
     --state.notifications_under_way;
     operation.notifying[rail] = false;
-    operation.carried[rail].clear();
+    operation.promised[rail].clear();
     fence[rail].store(request.sequence, std::memory_order_release);
-    std::array<uint32_t, kMaxRails> sequence{};
-    sequence[rail] = request.sequence;
-    recent_puts.push_back({operation.remote, operation.bytes, sequence});
-    if (recent_puts.size() > kRecentPuts) recent_puts.pop_front();
+    Remember(operation, rail, request.sequence);
+    NotifyWhereDue(operation);  // chunks that came to the rail since
   }
   MaybeFinish(operation);
 }
@@ -316,8 +374,10 @@ void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_
   state.bytes_under_way -= request.chunk.bytes;
   --state.chunks_under_way;
   if (operation.put) {
-    std::erase_if(operation.carried[rail],
-                  [&](const BulkChunk& chunk) { return chunk.offset == request.chunk.offset; });
+    for (auto* chunks : {&operation.carried[rail], &operation.promised[rail]}) {
+      std::erase_if(*chunks,
+                    [&](const BulkChunk& chunk) { return chunk.offset == request.chunk.offset; });
+    }
   }
   // Only the request at fault has such a status, those behind it are flushed.
   if (IsRefusal(status)) {
@@ -365,6 +425,7 @@ bool BulkEngine::State::ReapReceives(uint32_t rail) {
     if (got <= 0) break;
     any = true;
     for (int i = 0; i < got; ++i) {
+      ++state.receives_missing;
       if (completions_[i].status != IBV_WC_SUCCESS) {
         // The initiator learns more from the request that failed.
         if (state.state == BulkRail::State::kLive && !initiator) {
@@ -373,7 +434,6 @@ bool BulkEngine::State::ReapReceives(uint32_t rail) {
         }
         continue;
       }
-      ++state.receives_missing;
       if (!initiator && completions_[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
         const uint32_t sequence = ntohl(completions_[i].imm_data);
         if (Covers(sequence, fence[rail].load())) {
@@ -408,6 +468,14 @@ void BulkEngine::State::BreakRail(uint32_t rail, const std::string& reason) {
   wake();
 }
 
+// The receiver of notifications looks at every receive, too: one of them may be a notification that
+// the sender knows to be done, and waits for us to count.
+bool BulkEngine::State::Drained(uint32_t rail) const {
+  const BulkRail& state = rails[rail];
+  return state.under_way.empty() &&
+         (initiator || state.receives_missing >= state.queue_pair->receive_depth());
+}
+
 void BulkEngine::State::FinishDrain(uint32_t rail) {
   BulkRail& state = rails[rail];
   ReapReceives(rail);
@@ -424,12 +492,15 @@ void BulkEngine::State::FinishDrain(uint32_t rail) {
   state.again.clear();
   for (const auto& operation : operations) {
     if (operation->status != BulkStatus::kOk) continue;
-    for (const BulkChunk& chunk : operation->carried[rail]) {
-      again.push_back(chunk);
-      ++operation->chunks_left;
+    for (const auto* chunks : {&operation->promised[rail], &operation->carried[rail]}) {
+      again.insert(again.end(), chunks->begin(), chunks->end());
+      operation->chunks_left += chunks->size();
     }
   }
-  for (const auto& operation : operations) operation->carried[rail].clear();
+  for (const auto& operation : operations) {
+    operation->carried[rail].clear();
+    operation->promised[rail].clear();
+  }
   for (auto chunk = again.rbegin(); chunk != again.rend(); ++chunk) {
     if (chunk->operation->status == BulkStatus::kOk) {
       queue.push_front(*chunk);
@@ -455,7 +526,7 @@ bool BulkEngine::State::PollAll() {
     any = Reap(rail) || any;
     any = ReapReceives(rail) || any;
     if (state.state == BulkRail::State::kDraining &&
-        (state.under_way.empty() || now >= state.drain_until_ns)) {
+        (Drained(rail) || now >= state.drain_until_ns)) {
       FinishDrain(rail);
       any = true;
       continue;
@@ -532,7 +603,8 @@ void BulkEngine::Admit(uint32_t rail, uint16_t generation, std::unique_ptr<Queue
     const Deadline deadline = Deadline::After(kDrainMs);
     while (state.state == BulkRail::State::kDraining) {
       state_->Reap(rail);
-      if (state.under_way.empty() || deadline.expired()) {
+      state_->ReapReceives(rail);
+      if (state_->Drained(rail) || deadline.expired()) {
         state_->FinishDrain(rail);
       } else {
         usleep(100);
@@ -610,22 +682,7 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
     operation->remote = key.address + remote_offset;
     operation->bytes = bytes;
     operation->key = key;
-    if (!put) {
-      for (const State::RecentPut& recent : state_->recent_puts) {
-        if (recent.address >= operation->remote + bytes ||
-            operation->remote >= recent.address + recent.bytes) {
-          continue;
-        }
-        for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
-          if (recent.sequence[rail] == 0 ||
-              Covers(state_->peer_fence[rail], recent.sequence[rail])) {
-            continue;
-          }
-          operation->after_puts = true;
-          operation->after[rail] = recent.sequence[rail];
-        }
-      }
-    }
+    state_->OrderAfterPuts(*operation);
     const uint64_t piece = bytes < kWholeBelow
                                ? bytes
                                : std::clamp<uint64_t>(state_->options.bulk_chunk, 4096, 1 << 20);
@@ -652,14 +709,9 @@ void BulkEngine::OnPeerFence(const std::array<uint32_t, kMaxRails>& fence) {
       // More than was ever sent is a lie, which harms the liar's own order only.
       if (Covers(fence[rail], state_->peer_fence[rail])) state_->peer_fence[rail] = fence[rail];
     }
-    auto& recent = state_->recent_puts;
-    while (!recent.empty() && std::all_of(state_->peer_fence.begin(), state_->peer_fence.end(),
-                                          [&, rail = 0u](uint32_t reached) mutable {
-                                            const uint32_t wanted = recent.front().sequence[rail++];
-                                            return wanted == 0 || Covers(reached, wanted);
-                                          })) {
-      recent.pop_front();
-    }
+    std::erase_if(state_->recent_puts, [&](const State::RecentPut& recent) {
+      return Covers(state_->peer_fence[recent.rail], recent.sequence);
+    });
     wake = !state_->queue.empty();
     if (wake) state_->PumpAll();
   }

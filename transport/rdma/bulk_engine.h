@@ -74,8 +74,8 @@ class BulkEngine {
   // generations of a rail. Any thread.
   std::array<uint32_t, kMaxRails> fence() const;
   bool FenceReached(const std::array<uint32_t, kMaxRails>& fence);
-  // The initiator's: what the peer's packet says that it has received. A Get of what a Put wrote
-  // goes by another rail only once this covers the Put.
+  // The initiator's: what the peer's packet says that it has received. A move of what a Put wrote
+  // goes by another queue pair only once this covers the Put.
   void OnPeerFence(const std::array<uint32_t, kMaxRails>& fence);
 
   // The keeper's: handle completions and start chunks; true if anything happened. Arm asks for

@@ -312,7 +312,7 @@ void RdmaConnection::Keep() {
     while (bulk_->Poll()) moved = true;
     if (moved && control_->waiting()) receiver_.Signal();  // a fence may be reached
     // With several rails the server may wait to hear which notifications are through.
-    if (moved && client_ && offer_.addresses.size() > 1 && bulk_->fence() != told) {
+    if (client_ && offer_.addresses.size() > 1 && bulk_->fence() != told) {
       told = bulk_->fence();
       announce_.store(true);
     }

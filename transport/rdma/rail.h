@@ -35,13 +35,16 @@ struct BulkOperation {
   uint64_t chunks_left = 0;  // queued or under way
   uint64_t chunks_queued = 0;
   // A Put: what each rail has carried and not yet confirmed by a notification. If the rail dies,
-  // it goes again: a completed WRITE alone does not say that the peer can see the bytes.
-  std::array<std::vector<BulkChunk>, kMaxRails> carried;
+  // it goes again: a completed WRITE alone does not say that the peer can see the bytes. When a
+  // notification is posted, it takes `carried` to `promised`, because a chunk that comes to the
+  // rail later is not covered by it.
+  std::array<std::vector<BulkChunk>, kMaxRails> carried, promised;
   std::array<bool, kMaxRails> notifying{};  // its notification is under way on that rail
-  // A Get of what recent Puts wrote: it may start on a rail when the peer has seen as many
-  // notifications on each other rail.
+  // A move to or from where recent Puts wrote: it may start on a rail when the peer has seen as
+  // many notifications on each other rail, and also on this one if its queue pair is a newer one.
   bool after_puts = false;
   std::array<uint32_t, kMaxRails> after{};
+  std::array<uint16_t, kMaxRails> after_generation{};
 };
 
 struct BulkRequest {  // a posted work request, in the order of the send queue
