@@ -125,3 +125,114 @@ TEST_CASE("the end of one side ends the other, after what was sent", "[rdma]") {
   CHECK(pair.far->Reserve(100, &slot) == Outcome::kClosed);
   CheckClean(pair);
 }
+
+namespace {
+
+// Short times, so that a test of an outage does not take one.
+RdmaPairOptions Impatient(uint32_t rails) {
+  RdmaPairOptions options;
+  options.rails = rails;
+  options.rdma.timeout = 8;
+  options.rdma.retry_count = 2;
+  options.rdma.keepalive_ms = 50;
+  options.rdma.peer_timeout_ms = 1'500;
+  return options;
+}
+
+std::unique_ptr<MemoryRegion> Registered(Connection& connection, std::vector<std::byte>& memory) {
+  auto region = connection.Register(memory.data(), memory.size(), Access::kPeerReadsAndWrites);
+  REQUIRE(region);
+  return std::move(*region);
+}
+
+}  // namespace
+
+TEST_CASE("a control queue pair that dies loses and repeats nothing", "[rdma]") {
+  for (int round = 0; round < 6; ++round) {
+    RdmaPair pair = MakeRdmaPair(Impatient(round % 2 == 0 ? 1 : 2));
+    std::mt19937 random(static_cast<unsigned>(round));
+    for (int i = 0; i < 3; ++i) {
+      rdma::fake::RequestFault fault;
+      fault.opcode = IBV_WR_SEND;
+      fault.nth = 5 + static_cast<int>(random() % 60);
+      fault.arrives = random() % 2 == 0;  // carried out, and yet an error
+      pair.fabric->Fail(fault);
+    }
+    constexpr uint32_t kFrames = 1500;
+    Collector near, far;
+    std::thread back([&] {
+      for (uint32_t i = 0; i < kFrames; ++i) Send(*pair.far, 300, i, kNone);
+    });
+    std::thread receive(
+        [&] { ReceiveUntil(*pair.far, far, [&] { return far.frames.size() == kFrames; }); });
+    std::thread receive_near(
+        [&] { ReceiveUntil(*pair.near, near, [&] { return near.frames.size() == kFrames; }); });
+    for (uint32_t i = 0; i < kFrames; ++i) Send(*pair.near, 3000, i, kNone);
+    back.join();
+    receive.join();
+    receive_near.join();
+    for (uint32_t i = 0; i < kFrames; ++i) {
+      REQUIRE(IsFrame(far.frames[i], 3000, i));
+      REQUIRE(IsFrame(near.frames[i], 300, i));
+    }
+    CheckClean(pair);
+  }
+}
+
+TEST_CASE("a rail that dies in the middle of moves loses and spoils nothing", "[rdma]") {
+  for (uint32_t round = 0; round < 4; ++round) {
+    RdmaPair pair = MakeRdmaPair(Impatient(2));
+    constexpr size_t kSize = 4 << 20;
+    std::vector<std::byte> source = Noise(kSize, round), target(kSize), back(kSize);
+    auto local = Registered(*pair.near, source), again = Registered(*pair.near, back);
+    auto remote = Registered(*pair.far, target);
+    Collector near;
+    uint64_t cookie = 0;
+    for (int i = 0; i < 6; ++i) {
+      REQUIRE(pair.near->Put(*local, 0, remote->key(), 0, kSize, ++cookie) == Outcome::kOk);
+    }
+    usleep(1000 * round);
+    pair.fabric->SetLink(ServerAddress(1), ClientAddress(1), false);
+    Collector far;
+    std::thread receive(
+        [&] { ReceiveUntil(*pair.far, far, [&] { return far.frames.size() == 2; }); });
+    ReceiveUntil(*pair.near, near, [&] { return near.done.size() == cookie; });
+    for (const Done& done : near.done) CHECK(done.status == BulkStatus::kOk);
+    Send(*pair.near, 16, 1);
+    REQUIRE(pair.near->Get(*again, 0, remote->key(), 0, kSize, ++cookie) == Outcome::kOk);
+    ReceiveUntil(*pair.near, near, [&] { return near.done.size() == cookie; });
+    CHECK(near.done.back().status == BulkStatus::kOk);
+    CHECK(Same(source, back));
+    pair.fabric->SetLink(ServerAddress(1), ClientAddress(1), true);
+    REQUIRE(pair.near->Put(*local, 0, remote->key(), 0, kSize, ++cookie) == Outcome::kOk);
+    ReceiveUntil(*pair.near, near, [&] { return near.done.size() == cookie; });
+    CHECK(near.done.back().status == BulkStatus::kOk);
+    Send(*pair.near, 16, 2);
+    receive.join();
+    CHECK(Same(source, target));
+    for (auto* region : {&local, &again, &remote}) region->reset();
+    CheckClean(pair);
+  }
+}
+
+TEST_CASE("a peer out of reach is reported within the configured time", "[rdma]") {
+  RdmaPair pair = MakeRdmaPair(Impatient(1));
+  pair.fabric->SetLink(ServerAddress(0), ClientAddress(0), false);
+  const int64_t begin = NowNanoseconds();
+  Collector near, far;
+  std::thread other([&] { ReceiveToEnd(*pair.far, far); });
+  ReceiveToEnd(*pair.near, near);
+  other.join();
+  CHECK(NowNanoseconds() - begin < 8'000'000'000);
+  CHECK(pair.near->close_reason().find("out of reach") != std::string::npos);
+  CHECK(pair.far->close_reason().find("out of reach") != std::string::npos);
+  CheckClean(pair);
+}
+
+TEST_CASE("a peer that is killed without a word is reported", "[rdma]") {
+  RdmaPair pair = MakeRdmaPair(Impatient(1));
+  pair.fabric->Kill(*pair.client, false);
+  Collector near;
+  ReceiveToEnd(*pair.near, near);
+  CHECK(pair.near->close_reason().find("out of reach") != std::string::npos);
+}

@@ -604,6 +604,7 @@ bool ControlChannel::Receive() {
           slot_states_[slot] = SlotState::kFree;
           ++free_slots_;
           std::lock_guard send(send_mutex_);
+          Reap();  // if a request of ours failed, that is the better reason
           FailLink(std::string("A receive failed (") + CompletionName(done.status) + ").");
           continue;
         }
