@@ -105,7 +105,7 @@ TEST_CASE("many moves at once all complete with the right bytes", "[bulk]") {
 TEST_CASE("a large move both ways at once does not lock up", "[bulk]") {
   FOR_EVERY_BACKEND(backend);
   Pair pair = backend.make({});
-  constexpr size_t kSize = 24 << 20;
+  constexpr size_t kSize = 12 << 20;
   std::vector<std::byte> a = Noise(kSize, 1), b(kSize), c = Noise(kSize, 2), d(kSize);
   auto ra = Register(*pair.near, a), rd = Register(*pair.near, d);
   auto rb = Register(*pair.far, b), rc = Register(*pair.far, c);

@@ -168,8 +168,12 @@ TEST_CASE("event_fd becomes readable after Arm, also for an interrupt", "[contro
   REQUIRE(pair.far->Arm());
   CHECK_FALSE(Readable(pair.far->event_fd(), 0));
   Send(*pair.near, 40, 1);
-  CHECK(Readable(pair.far->event_fd(), 5000));
-  CHECK_FALSE(pair.far->Arm());
+  // It may be readable for less than a frame, too (a credit), but then Arm says so.
+  bool armed = true;
+  for (int i = 0; i < 10 && armed && Readable(pair.far->event_fd(), 5000); ++i) {
+    armed = pair.far->Arm();
+  }
+  CHECK_FALSE(armed);
   ReceiveUntil(*pair.far, collector, [&] { return collector.frames.size() == 1; });
   REQUIRE(pair.far->Arm());
   pair.far->Interrupt();

@@ -80,8 +80,7 @@ TEST_CASE("a storm of frames shares packets", "[rdma]") {
   RdmaPair pair = MakeRdmaPair();
   Collector far;
   constexpr uint32_t kFrames = 4000;
-  std::thread receive(
-      [&] { ReceiveUntil(*pair.far, far, [&] { return far.frames.size() == kFrames; }); });
+  std::thread receive([&] { ReceiveFrames(*pair.far, far, kFrames); });
   for (uint32_t i = 0; i < kFrames; ++i) Send(*pair.near, 160, i, 0);
   receive.join();
   const Counters counters = pair.near->counters();
@@ -163,14 +162,14 @@ TEST_CASE("a control queue pair that dies loses and repeats nothing", "[rdma]") 
     std::thread back([&] {
       for (uint32_t i = 0; i < kFrames; ++i) Send(*pair.far, 300, i, kNone);
     });
-    std::thread receive(
-        [&] { ReceiveUntil(*pair.far, far, [&] { return far.frames.size() == kFrames; }); });
-    std::thread receive_near(
-        [&] { ReceiveUntil(*pair.near, near, [&] { return near.frames.size() == kFrames; }); });
+    std::thread receive([&] { ReceiveFrames(*pair.far, far, kFrames); });
+    std::thread receive_near([&] { ReceiveFrames(*pair.near, near, kFrames); });
     for (uint32_t i = 0; i < kFrames; ++i) Send(*pair.near, 3000, i, kNone);
     back.join();
     receive.join();
     receive_near.join();
+    REQUIRE(far.frames.size() == kFrames);
+    REQUIRE(near.frames.size() == kFrames);
     for (uint32_t i = 0; i < kFrames; ++i) {
       REQUIRE(IsFrame(far.frames[i], 3000, i));
       REQUIRE(IsFrame(near.frames[i], 300, i));
@@ -194,8 +193,7 @@ TEST_CASE("a rail that dies in the middle of moves loses and spoils nothing", "[
     usleep(1000 * round);
     pair.fabric->SetLink(ServerAddress(1), ClientAddress(1), false);
     Collector far;
-    std::thread receive(
-        [&] { ReceiveUntil(*pair.far, far, [&] { return far.frames.size() == 2; }); });
+    std::thread receive([&] { ReceiveFrames(*pair.far, far, 2); });
     ReceiveUntil(*pair.near, near, [&] { return near.done.size() == cookie; });
     for (const Done& done : near.done) CHECK(done.status == BulkStatus::kOk);
     Send(*pair.near, 16, 1);
