@@ -121,6 +121,7 @@ def complaint():
     check(status == 124 and "time limit" in errors, "the machine is stopped, status 124")
 
 
-cases = {case.__name__: case for case in (single, rails, two_hosts, complaint)}
-os.environ.setdefault("PENSTOCK_BUILD", str(LAB.parents[2] / "build"))
-cases[sys.argv[1]]()
+if __name__ == "__main__":
+    cases = {case.__name__: case for case in (single, rails, two_hosts, complaint)}
+    os.environ.setdefault("PENSTOCK_BUILD", str(LAB.parents[2] / "build"))
+    cases[sys.argv[1]]()

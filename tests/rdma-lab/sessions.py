@@ -1,0 +1,106 @@
+"""Whole sessions over soft-RoCE: the client library, the daemon and its isolated workers.
+
+    sessions.py CASE
+"""
+
+import re
+import sys
+
+from cases import check, lab
+
+# daemon ADDRESS [OPTION...]; program NAME [VARIABLE=VALUE...] writes /tmp/out and /tmp/stats.
+HELPERS = """
+printf 0123456789abcdef0123 >/tmp/key
+export PENSTOCK_KEY_FILE=/tmp/key
+daemon() {
+  address=$1
+  shift
+  penstockd --driver sim --listen $address:14833 --key-file /tmp/key "$@" 2>/tmp/daemon &
+  lab-listening 14833
+}
+program() {
+  name=$1
+  shift
+  rm -f /tmp/stats
+  status=0
+  env PENSTOCK_STATS=/tmp/stats "$@" timeout 80 penstock run --server $address:14833 -- \\
+    /build/bin/samples/static/$name >/tmp/out 2>/tmp/err || status=$?
+  echo "$name: status $status, $(grep transport /tmp/stats), $(tail -n 1 /tmp/out)"
+  sed "s/^/$name says: /" /tmp/err
+}
+"""
+SAMPLES = ["vector_add", "reduction_shuffle", "two_streams", "constant_symbols", "driver_api_ptx",
+           "host_threads", "kernel_printf", "histogram_atomics", "matrix_multiply"]
+
+
+def _session(recipe, script, *options):
+    status, out, _ = lab(recipe, *options, "--", "sh", "-ec", HELPERS + script)
+    check(status == 0, f"the lab's status ({status}) is 0")
+    return out
+
+
+def _ran(out, name, transport):
+    check(re.search(f'{name}: status 0, *"transport": "{transport}"', out),
+          f"{name} runs over {transport}")
+
+
+def samples():
+    """Every sample is right over RDMA, demanded, and nothing is said and nothing left."""
+    out = _session("single", "daemon 10.9.0.1\n" + "".join(
+        f"program {name} PENSTOCK_TRANSPORT=rdma\n" for name in SAMPLES) +
+        "sleep 2; echo \"left: $(rdma resource show qp)\"; cat /tmp/daemon", "--timeout", 170)
+    for name in SAMPLES:
+        _ran(out, name, "rdma")
+    check("says:" not in out and "penstockd" not in out, "nobody says anything")
+    left = [line for line in out.split("left: ")[1].splitlines() if "type RC" in line]
+    check(not left, f"no connected queue pair is left ({left})")
+
+
+def two_hosts():
+    """Two kernels: the daemon on one, the program on the other."""
+    status, out, _ = lab(
+        "two-hosts", "--timeout", 170, "--peer", HELPERS + "daemon 10.7.0.2; sleep 150", "--", "sh",
+        "-ec", HELPERS + "address=10.7.0.2; sleep 6; program vector_add; program two_streams")
+    check(status == 0, f"the lab's status ({status}) is 0")
+    _ran(out, "vector_add", "rdma")
+    _ran(out, "two_streams", "rdma")
+
+
+def trouble():
+    """What fails before the connection stands ends in tcp with one warning, or, if RDMA is demanded,
+    in an error. The rail's address is none of this host's."""
+    out = _session("single", """
+        daemon 10.9.0.1
+        program vector_add PENSTOCK_RDMA_RAILS=10.66.0.1
+        program two_streams PENSTOCK_RDMA_RAILS=10.66.0.1 PENSTOCK_TRANSPORT=rdma
+        program constant_symbols PENSTOCK_TRANSPORT=tcp
+        kill $!; wait
+        daemon 10.9.0.1 --transport tcp
+        program driver_api_ptx
+        cat /tmp/daemon""", "--timeout", 170)
+    _ran(out, "vector_add", "tcp")
+    said = re.findall("vector_add says: .*", out)
+    check(len(said) == 1 and "over tcp instead of RDMA" in said[0], f"one warning comes ({said})")
+    check("two_streams: status 1" in out, "the program that demands RDMA fails")
+    check(re.search("two_streams says: .*RDMA is demanded", out), "its error says so")
+    _ran(out, "constant_symbols", "tcp")
+    check("constant_symbols says" not in out, "who asks for tcp is not told of RDMA")
+    _ran(out, "driver_api_ptx", "tcp")
+    check("driver_api_ptx says" not in out, "a server without RDMA is no trouble")
+
+
+def memlock():
+    """64 KiB of locked memory, as an ordinary user: a message that names the limit, and tcp."""
+    out = _session("single", """
+        daemon 10.9.0.1
+        program vector_add
+        program two_streams PENSTOCK_TRANSPORT=rdma""",
+                   "--user", 1000, "--memlock", 65536, "--timeout", 170)
+    _ran(out, "vector_add", "tcp")
+    check(re.search("vector_add says: .*over tcp instead of RDMA.*(memlock|locked)", out),
+          "the warning names the limit")
+    check("two_streams: status 1" in out, "the program that demands RDMA fails")
+
+
+if __name__ == "__main__":
+    {each.__name__: each for each in (samples, two_hosts, trouble, memlock)}[sys.argv[1]]()
