@@ -181,6 +181,25 @@ TEST_CASE("a rail that goes away in mid-move leaves its chunks to the other",
   }
 }
 
+TEST_CASE("without any rail moves wait until one is back", "[rdma][bulk][failover]") {
+  RdmaPairOptions options;
+  options.rails = 2;
+  options.rdma.timeout = 12;
+  RdmaPair pair = MakeRdmaPair(options);
+  MoveUnder(pair, 1, [&](size_t i) {
+    if (i == 3) {
+      for (uint32_t r = 0; r < 2; ++r) {
+        pair.fabric->SetLink(ServerAddress(r), ClientAddress(r), false);
+      }
+    }
+    if (i == 12) {
+      usleep(400'000);
+      pair.fabric->SetLink(ServerAddress(0), ClientAddress(0), true);
+    }
+  });
+  CheckClean(pair);
+}
+
 TEST_CASE("a refused move among others fails alone", "[rdma][bulk]") {
   for (const uint32_t rails : {1u, 2u}) {
     RdmaPairOptions options;

@@ -321,6 +321,8 @@ void RdmaConnection::Keep() {
     if (now - kept_alive >= options_.keepalive_ms * kMillisecond) {
       kept_alive = now;
       control_->Keepalive();
+      // A peer that waits for a rail says so in a packet, which nobody may be looking for.
+      if (control_->Receive() && control_->waiting()) receiver_.Signal();
     }
     CheckLinks();
     if (closed() && !bulk_closed_.load()) {
