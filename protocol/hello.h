@@ -19,7 +19,8 @@
 //   PathChoice {rdma, or tcp and why}   -->
 //                                       <--  PathReady {rdma, or tcp and why}
 //
-// Until PathReady both tcp sockets are whole, so whatever goes wrong with RDMA, tcp is at hand.
+// Whatever goes wrong with RDMA, tcp is at hand: at once if there is no offer; later by beginning
+// again without RDMA.
 //
 // Both sides prove that they hold the pre-shared key without sending it: HMAC-SHA256 over a label
 // and everything said so far, so that neither side's proof can be replayed or reflected. A refusal

@@ -139,11 +139,10 @@ Accepted MakeConnection(const SessionParameters& parameters, RdmaPort port, Uniq
   ASSIGN_OR_RETURN(const PathDecision choice, ParsePathDecision(choice_bytes));
   deadline = Deadline::After(kRequestMs);
   if (choice.path == Path::kTcp) {
-    LOG_WARNING("session", "The client of session %lu cannot use RDMA: %s", parameters.session,
-                choice.text);
-    RETURN_IF_ERROR(Decide(control.get(), Path::kTcp, "", deadline));
-    if (rdma_only) return Fail(Code::kUnsupported, "The server serves over RDMA only.");
-    return OverTcp(std::move(control), std::move(bulk));
+    // Our half of the RDMA connection may stand, or yet come to, and its end would take the sockets
+    // with it. So this session is over, and the client begins again with another.
+    (void)Decide(control.get(), Path::kTcp, "", deadline);
+    return Fail(Code::kUnsupported, std::string("The client cannot use RDMA: ") + choice.text);
   }
   // The client's queue pair stands, so ours does or never will.
   Accepted connection = Fail(Code::kTimeout, "The client's queue pair does not arrive in time.");

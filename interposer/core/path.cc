@@ -17,6 +17,7 @@ namespace rdma = transport::rdma;
 namespace tcp = transport::tcp;
 using transport::Choice;
 
+constexpr int64_t kGoneMs = 2'000;
 constexpr int64_t kTalkMs = 15'000;  // beyond what either side spends on RDMA itself
 
 template <typename T>
@@ -133,6 +134,9 @@ Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local
       return Fail(Code::kProtocol, "The server answers a choice of tcp with rdma.");
     }
     taken.why = dialled.error().message;
+    taken.begin_again = true;
+    // Until the worker has hung up it counts as one of the server's sessions.
+    (void)tcp::ReceiveBlob(control, kMaxHelloBytes, Deadline::After(kGoneMs));
     if (offer.rdma_only != 0) return no_tcp(taken.why);
     return taken;
   }

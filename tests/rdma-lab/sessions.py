@@ -3,6 +3,7 @@
     sessions.py CASE
 """
 
+import json
 import re
 import sys
 
@@ -56,6 +57,21 @@ def samples():
     check(not left, f"no connected queue pair is left ({left})")
 
 
+def counts():
+    """A call costs the same over both transports, and a program says the same."""
+    show = "echo \"said: $(cat /tmp/out)\"; echo \"stats: $(tr -d '\\n' </tmp/stats)\"\n"
+    out = _session("single", "daemon 10.9.0.1\n" + "".join(
+        f"program vector_add PENSTOCK_TRANSPORT={kind}\n{show}" for kind in ("auto", "tcp")),
+                   "--timeout", 170)
+    rdma, tcp = [json.loads(text) for text in re.findall("^stats: (.*)$", out, re.MULTILINE)]
+    check((rdma["transport"], tcp["transport"]) == ("rdma", "tcp"), "auto means rdma here")
+    check(len(set(re.findall("^said: (.*)$", out, re.MULTILINE))) == 1, "both say the same")
+    for count in ("calls", "posted", "local"):
+        check(rdma[count] == tcp[count], f"{count} over rdma ({rdma[count]}) is tcp's ({tcp[count]})")
+    calls = [stats["round_trips"] - stats["handshake_round_trips"] for stats in (rdma, tcp)]
+    check(calls[0] == calls[1], f"round trips of calls over rdma and tcp are the same ({calls})")
+
+
 def two_hosts():
     """Two kernels: the daemon on one, the program on the other."""
     status, out, _ = lab(
@@ -103,4 +119,4 @@ def memlock():
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (samples, two_hosts, trouble, memlock)}[sys.argv[1]]()
+    {each.__name__: each for each in (samples, counts, two_hosts, trouble, memlock)}[sys.argv[1]]()

@@ -251,6 +251,7 @@ void RdmaConnection::Drain(int milliseconds) {
 }
 
 void RdmaConnection::SayGoodbye(int drain_ms) {
+  leaving_.store(true);
   control_->SendGoodbye();
   Drain(drain_ms);
 }

@@ -149,7 +149,8 @@ class RdmaConnection : public Connection {
   std::atomic<int64_t> lost_since_ns_{0};        // without a control queue pair; 0: there is one
   std::atomic<bool> announce_{false}, lifeline_over_{false};
 
-  std::atomic<bool> closed_{false}, stop_{false}, bulk_closed_{false}, interrupted_{false};
+  std::atomic<bool> closed_{false}, leaving_{false}, stop_{false}, bulk_closed_{false},
+      interrupted_{false};
   mutable std::mutex reason_mutex_;
   std::string reason_;  // under reason_mutex_
   std::mutex close_mutex_;

@@ -305,7 +305,8 @@ void RdmaConnection::Mend() {
           monitors_[rail] = RailMonitor();
           continue;
         }
-        if (closed() || control_->goodbye()) return;
+        // The peer takes its rails down as soon as it hears goodbye.
+        if (closed() || leaving_.load() || control_->goodbye()) return;
         monitors_[rail].Failed(now);
         LOG_WARNING("transport", "Rail %u (%s) is down; the others carry its data.", rail,
                     offer_.addresses[rail].c_str());
