@@ -17,9 +17,9 @@ BETWEEN = """
 between() {
   server=$1 client=$2
   shift 2
-  timeout 40 "$@" $server >/tmp/server 2>&1 &
+  timeout 120 "$@" $server >/tmp/server 2>&1 &
   case $* in *" -R "*) lab-listening ;; *) lab-listening 18515 ;; esac
-  timeout 40 "$@" $client >/tmp/client 2>&1 || { cat /tmp/server /tmp/client; exit 1; }
+  timeout 120 "$@" $client >/tmp/client 2>&1 || { cat /tmp/server /tmp/client; exit 1; }
   wait $! || { cat /tmp/server; exit 1; }
   grep -A1 '#bytes' /tmp/client | sed "s/^/$1: /"
 }
@@ -95,7 +95,7 @@ def two_hosts():
             "sh", "-ec", """
             echo "user $(id -u), memlock $(ulimit -l), words $WORDS"
             lab-host await ready
-            timeout 40 ib_send_lat -R -s 128 -n 500 10.7.0.2
+            timeout 120 ib_send_lat -R -s 128 -n 500 10.7.0.2
             lab-host await over
             nc 10.7.0.2 9000 </dev/null
             lab-host kill 2

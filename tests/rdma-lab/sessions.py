@@ -24,7 +24,7 @@ program() {
   shift
   rm -f /tmp/stats
   status=0
-  env PENSTOCK_STATS=/tmp/stats "$@" timeout 80 penstock run --server $address:14833 -- \\
+  env PENSTOCK_STATS=/tmp/stats "$@" timeout 200 penstock run --server $address:14833 -- \\
     /build/bin/samples/static/$name >/tmp/out 2>/tmp/err || status=$?
   echo "$name: status $status, $(grep transport /tmp/stats), $(tail -n 1 /tmp/out)"
   sed "s/^/$name says: /" /tmp/err
@@ -49,7 +49,7 @@ def samples():
     """Every sample is right over RDMA, demanded, and nothing is said and nothing left."""
     out = _session("single", "daemon 10.9.0.1\n" + "".join(
         f"program {name} PENSTOCK_TRANSPORT=rdma\n" for name in SAMPLES) +
-        "sleep 2; echo \"left: $(rdma resource show qp)\"; cat /tmp/daemon", "--timeout", 170)
+        "sleep 2; echo \"left: $(rdma resource show qp)\"; cat /tmp/daemon", "--timeout", 500)
     for name in SAMPLES:
         _ran(out, name, "rdma")
     check("says:" not in out and "penstockd" not in out, "nobody says anything")
@@ -75,7 +75,7 @@ def counts():
 def two_hosts():
     """Two kernels: the daemon on one, the program on the other."""
     status, out, _ = lab(
-        "two-hosts", "--timeout", 170, "--peer", HELPERS + "daemon 10.7.0.2; sleep 150", "--", "sh",
+        "two-hosts", "--timeout", 500, "--peer", HELPERS + "daemon 10.7.0.2; sleep 450", "--", "sh",
         "-ec", HELPERS + "address=10.7.0.2; sleep 6; program vector_add; program two_streams")
     check(status == 0, f"the lab's status ({status}) is 0")
     _ran(out, "vector_add", "rdma")
@@ -93,7 +93,7 @@ def trouble():
         kill $!; wait
         daemon 10.9.0.1 --transport tcp
         program driver_api_ptx
-        cat /tmp/daemon""", "--timeout", 170)
+        cat /tmp/daemon""", "--timeout", 500)
     _ran(out, "vector_add", "tcp")
     said = re.findall("vector_add says: .*", out)
     check(len(said) == 1 and "over tcp instead of RDMA" in said[0], f"one warning comes ({said})")
@@ -111,7 +111,7 @@ def memlock():
         daemon 10.9.0.1
         program vector_add
         program two_streams PENSTOCK_TRANSPORT=rdma""",
-                   "--user", 1000, "--memlock", 65536, "--timeout", 170)
+                   "--user", 1000, "--memlock", 65536, "--timeout", 500)
     _ran(out, "vector_add", "tcp")
     check(re.search("vector_add says: .*over tcp instead of RDMA.*(memlock|locked)", out),
           "the warning names the limit")
