@@ -37,6 +37,8 @@ struct Caps {
   const char* name = "";   // "tcp", "inproc", ...
   uint32_t max_frame = 0;  // bytes of the largest frame
   uint64_t max_bulk = 0;   // bytes of the largest single Get or Put
+  // Registering memory costs more than copying it: keep it for memory that is used again.
+  bool registration_is_dear = false;
 };
 
 enum class Outcome : uint8_t {

@@ -52,7 +52,8 @@ Session::Session(std::unique_ptr<transport::Connection> connection, ParsedWelcom
                                             : server().stream_window),
       calls_(*connection_, welcome_.welcome.epoch),
       receiver_(*connection_, *this),
-      staging_(*connection_) {
+      staging_(*connection_),
+      bounce_(*connection_) {
   for (uint32_t i = 0; i < kMaxDevices; ++i) {
     primary_contexts[i].Reset();
     primary_contexts[i].handle = PrimaryContext(i);

@@ -63,6 +63,7 @@ class Session final : private ReceiverHandler {
   // A staging slot, waiting while all are taken. False when the session has ended or memory is
   // short.
   bool TakeStaging(uint64_t bytes, StagingSlot* slot);
+  Bounce& bounce() { return bounce_; }
   void PutBackStaging(const StagingSlot& slot) { staging_.PutBack(slot); }
 
   // CUDA_SUCCESS while alive, else what every call returns.
@@ -107,6 +108,7 @@ class Session final : private ReceiverHandler {
   CallStream calls_;
   Receiver receiver_;
   Staging staging_;
+  Bounce bounce_;
   std::string last_words_;  // why the server ends the session; touched by the leader only
   bool goodbye_ = false;    // it has said so; likewise
 

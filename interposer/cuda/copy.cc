@@ -6,16 +6,20 @@
 //                               pageable     copied into a staging slot, posted
 //                               pageable, > a slot   registered for the time of the call: the
 //                               server
-//                                            pulls it from where it is
+//                                            pulls it from where it is. Where registering is dear,
+//                                            it goes through several slots instead
 //                               pinned       pulled from where it is: posted if asynchronous
 //   download                    pinned and asynchronous: pushed to where it belongs, posted
 //                               small        comes in the reply
-//                               else         pushed, and the reply comes after it
+//                               else         pushed, and the reply comes after it: to where it
+//                                            belongs, or, where registering is dear and the memory
+//                                            is pageable, to a bounce buffer, piece by piece
 //
 // A download into pageable memory is complete on return, for the asynchronous functions as well.
 //
 // A synchronous upload that was only posted must still look synchronous: core/call.cc says when
 // that is so. On a per-thread stream, which nothing else waits for, a synchronous upload is a call.
+#include <algorithm>
 #include <cstring>
 
 #include "commands.gen.h"
@@ -98,6 +102,23 @@ struct Region {
   }
 };
 
+// One copy as several of at most so many bytes: whole rows, or parts of one long row. `copy` gets
+// the first row and column of each.
+template <typename Copy>
+CUresult InPieces(const Shape& shape, uint64_t most, Copy copy) {
+  const uint64_t columns = std::min(shape.width, most);
+  const uint64_t rows = columns < shape.width ? 1 : most / columns;
+  for (uint64_t row = 0; row < shape.height; row += rows) {
+    for (uint64_t column = 0; column < shape.width; column += columns) {
+      const Shape piece{std::min(columns, shape.width - column),
+                        std::min(rows, shape.height - row)};
+      const CUresult result = copy(row, column, piece);
+      if (result != CUDA_SUCCESS) return result;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 constexpr uint32_t kUploadFunction = static_cast<uint32_t>(Operation::kUpload);
 constexpr uint32_t kDownloadFunction = static_cast<uint32_t>(Operation::kDownload);
 
@@ -176,6 +197,16 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     return send({}, kGatedCopyCost);
   }
 
+  if (region.pinned == nullptr && session.options().staging &&
+      session.connection().caps().registration_is_dear) {
+    return InPieces(
+        shape, kLargeStagingBytes, [&](uint64_t row, uint64_t column, const Shape& piece) {
+          return Upload(call, stream, {target.first + row * target.pitch + column, target.pitch},
+                        {source.first + row * source.pitch + column, source.pitch}, piece,
+                        asynchronous);
+        });
+  }
+
   command.place = HostPlace::kRegion;
   command.host_pitch = PitchOf(shape, source.pitch);
   if (!region.Describe(call, source, extent, transport::Access::kPeerReads, &command.key,
@@ -235,6 +266,30 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
   }
 
   command.place = HostPlace::kRegion;
+  if (region.pinned == nullptr && session.options().staging &&
+      session.connection().caps().registration_is_dear) {
+    // All taken: others wait for their data, perhaps for long, and perhaps for us. So go without.
+    if (const Bounce::Lease lease = session.bounce().Take()) {
+      command.reply_when = ReplyWhen::kDone;
+      SetKey(&command.key, lease.key());
+      return InPieces(shape, Bounce::kBytes,
+                      [&](uint64_t row, uint64_t column, const Shape& piece) {
+                        command.source = source.first + row * source.pitch + column;
+                        command.width = piece.width;
+                        command.height = piece.height;
+                        command.source_pitch = PitchOf(piece, source.pitch);
+                        command.host_pitch = piece.width;
+                        const CUresult result = call.InvokeBytes(
+                            kDownloadFunction, &command, sizeof command, {}, nullptr, 0, nullptr);
+                        if (result != CUDA_SUCCESS) return result;
+                        Unpack({target.first + row * target.pitch + column, target.pitch},
+                               lease.memory(), piece);
+                        session.counters().bulk_copies.fetch_add(piece.width * piece.height,
+                                                                 std::memory_order_relaxed);
+                        return CUDA_SUCCESS;
+                      });
+    }
+  }
   if (!region.Describe(call, target, extent, transport::Access::kPeerWrites, &command.key,
                        &command.offset)) {
     return call.result();

@@ -52,6 +52,7 @@ RdmaConnection::RdmaConnection(std::shared_ptr<Verbs> verbs, const RdmaOptions& 
   caps_.name = "rdma";
   caps_.max_frame = options.max_frame;
   caps_.max_bulk = uint64_t{1} << 40;
+  caps_.registration_is_dear = true;
 }
 
 RdmaConnection::~RdmaConnection() {
