@@ -73,7 +73,7 @@ TEST_CASE("a welcome must hold as many devices as it says", "[protocol]") {
   const auto parsed = ParseWelcome(bytes);
   REQUIRE(parsed.has_value());
   REQUIRE(std::string(parsed->devices[1].name) == "simulated");
-  bytes.resize(bytes.size() - 1);
+  bytes.pop_back();
   REQUIRE_FALSE(ParseWelcome(bytes).has_value());
   welcome.server.device_count = 0x10000001;  // times the size wraps in 32 bits
   REQUIRE_FALSE(ParseWelcome(SerializeWelcome(welcome, devices)).has_value());
