@@ -10,7 +10,8 @@ namespace {
 
 Pair MakeFaulty(const FaultPlan& near, const FaultPlan& far = {}) {
   Pair pair = MakeInprocPair();
-  return {FaultConnection(std::move(pair.near), near), FaultConnection(std::move(pair.far), far)};
+  return {pair.world, FaultConnection(std::move(pair.near), near),
+          FaultConnection(std::move(pair.far), far)};
 }
 
 TEST_CASE("the connection closes in place of the scripted commit", "[fault]") {
