@@ -15,13 +15,6 @@ namespace {
 
 constexpr size_t kMemory = 16 << 20;
 
-void CheckClean(RdmaPair& pair) {
-  pair.near.reset();
-  pair.far.reset();
-  for (const std::string& violation : pair.fabric->violations()) FAIL_CHECK(violation);
-  for (const std::string& object : pair.fabric->objects()) FAIL_CHECK("Leaked: " << object);
-}
-
 // Registered memory at both ends.
 struct Field {
   explicit Field(RdmaPair& pair, size_t bytes = kMemory)

@@ -14,13 +14,6 @@ using namespace penstock::transport;
 
 namespace {
 
-void CheckClean(RdmaPair& pair) {
-  pair.near.reset();
-  pair.far.reset();
-  for (const std::string& violation : pair.fabric->violations()) FAIL_CHECK(violation);
-  for (const std::string& object : pair.fabric->objects()) FAIL_CHECK("Leaked: " << object);
-}
-
 // For a thread of a test: Catch's assertions belong to one thread.
 void ReceiveFrames(Connection& at, Collector& collector, size_t count) {
   const Deadline deadline = Deadline::After(10'000);

@@ -17,13 +17,6 @@ using rdma::fake::RequestFault;
 
 namespace {
 
-void CheckClean(RdmaPair& pair) {
-  pair.near.reset();
-  pair.far.reset();
-  for (const std::string& violation : pair.fabric->violations()) FAIL_CHECK(violation);
-  for (const std::string& object : pair.fabric->objects()) FAIL_CHECK("Leaked: " << object);
-}
-
 struct Counting : Handler {
   std::atomic<uint32_t> next{0};
   std::atomic<bool> right{true};

@@ -43,6 +43,13 @@ RdmaPair MakeRdmaPair(const RdmaPairOptions& options) {
   return pair;
 }
 
+void CheckClean(RdmaPair& pair) {
+  pair.near.reset();
+  pair.far.reset();
+  for (const std::string& violation : pair.fabric->violations()) FAIL_CHECK(violation);
+  for (const std::string& object : pair.fabric->objects()) FAIL_CHECK("Leaked: " << object);
+}
+
 Pair ConnectRdmaPair(const rdma::RdmaOptions& options, const std::vector<std::string>& servers) {
   auto verbs = rdma::LoadVerbs();
   if (!verbs) FAIL(verbs.error().message);

@@ -30,6 +30,8 @@ struct RdmaPair {
 };
 
 RdmaPair MakeRdmaPair(const RdmaPairOptions& options = {});
+// Ends both; the fabric must have noted no misuse and no leak.
+void CheckClean(RdmaPair& pair);
 // For the conformance suite. When the pair goes, the fabric must have noted no misuse and no leak.
 Pair MakeRdmaConformancePair(const PairOptions& options, uint32_t rails);
 // Over the devices of this machine: rail r of the server is at servers[r].

@@ -83,7 +83,6 @@ struct BulkEngine::State {
   std::array<uint32_t, kMaxRails> peer_fence{};
   bool closed = false;
   bool changed = false;  // rails_changed is due
-  std::vector<std::unique_ptr<QueuePair>> dying;
 
   std::array<std::atomic<uint32_t>, kMaxRails> fence{};  // completed, or received when passive
   std::array<std::atomic<uint16_t>, kMaxRails> live{};

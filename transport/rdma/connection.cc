@@ -3,29 +3,19 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "transport/sleep.h"
+
 namespace penstock::transport::rdma {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kLongestSleepMs = 100;  // a device may lose a notification
-
-// epoll_wait in nanoseconds, where the kernel has it.
-int SleepOn(int fd, epoll_event* events, int count, Deadline deadline) {
-#ifdef SYS_epoll_pwait2
-  timespec left;
-  const int ready = static_cast<int>(syscall(SYS_epoll_pwait2, fd, events, count,
-                                             deadline.ppoll_timeout(&left), nullptr, size_t{0}));
-  if (ready >= 0 || errno != ENOSYS) return ready;
-#endif
-  return epoll_wait(fd, events, count, deadline.poll_timeout_ms());
-}
 
 void AddTo(int epoll, int fd) {
   epoll_event event = {};
@@ -306,7 +296,6 @@ void RdmaConnection::Keep() {
     SleepOn(keeper_epoll_.get(), events, 16, next);
     keeper_.Clear();
     HandleCm();
-    HandleDeviceEvents();
     CheckLifeline();
     control_->OnSendEvent();
     control_->Pump();
@@ -344,11 +333,6 @@ void RdmaConnection::WatchDevice(Domain::Device& device) {
   if (std::find(watched_.begin(), watched_.end(), device.context) != watched_.end()) return;
   watched_.push_back(device.context);
 }
-
-// The asynchronous events of a device belong to all connections of the process: rdma_cm opens each
-// device once. They are only a hint here, errors of completions tell the rest; so they are not
-// read.
-void RdmaConnection::HandleDeviceEvents() {}
 
 void RdmaConnection::CheckLifeline() {
   if (!lifeline_.valid() || lifeline_over_.load(std::memory_order_relaxed)) return;

@@ -102,7 +102,6 @@ class RdmaConnection : public Connection {
   // keeper
   void Keep();
   void HandleCm();
-  void HandleDeviceEvents();
   void CheckLifeline();
   void CheckLinks();
   void Fail(const std::string& reason, LogLevel level);
@@ -131,11 +130,12 @@ class RdmaConnection : public Connection {
   std::vector<rdma_cm_id*> listening_;
   Offer offer_;
   std::mutex devices_mutex_;
+  // Whose descriptors a forked child closes. Their asynchronous events are not read: rdma_cm opens
+  // a device once per process, so they belong to all its connections; completions tell the rest.
   std::vector<ibv_context*> watched_;  // under devices_mutex_
 
   std::mutex links_mutex_;
   uint64_t control_tag_ = 0;         // under links_mutex_
-  uint32_t control_rail_ = 0;        // under links_mutex_
   uint16_t control_generation_ = 0;  // under links_mutex_
   struct RailLink {
     uint64_t tag = 0;

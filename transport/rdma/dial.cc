@@ -183,7 +183,6 @@ Status RdmaConnection::DialControl(uint32_t rail, Deadline deadline) {
   {
     std::lock_guard lock(links_mutex_);
     control_tag_ = dialled.tag;
-    control_rail_ = rail;
   }
   if (!control_->Install(std::move(dialled.queue_pair), dialled.reply.slots,
                          dialled.reply.received)) {

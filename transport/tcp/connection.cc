@@ -3,12 +3,13 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "transport/sleep.h"
 
 namespace penstock::transport::tcp {
 namespace {
@@ -68,23 +69,6 @@ Outcome TcpConnection::Reserve(uint32_t bytes, std::byte** slot) {
 }
 
 // --- receiving ---
-
-namespace {
-
-// epoll_wait in nanoseconds: its millisecond is the longest part of a wait for a short kernel. By
-// number, because the C library has the name only since 2.35; older kernels (before 5.11) get the
-// millisecond.
-int SleepOn(int fd, epoll_event* events, int max_events, Deadline deadline) {
-#ifdef SYS_epoll_pwait2
-  timespec left;
-  const int ready = static_cast<int>(syscall(SYS_epoll_pwait2, fd, events, max_events,
-                                             deadline.ppoll_timeout(&left), nullptr, size_t{0}));
-  if (ready >= 0 || errno != ENOSYS) return ready;
-#endif
-  return epoll_wait(fd, events, max_events, deadline.poll_timeout_ms());
-}
-
-}  // namespace
 
 bool TcpConnection::frame_ready() const {
   if (control_over_ && end_ == begin_) return false;
