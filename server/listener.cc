@@ -5,10 +5,12 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 
 #include <algorithm>
@@ -134,6 +136,14 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   self->options_ = options;
   self->key_ = std::move(key);
   self->library_ = library;
+  if (options.driver == "sim" && getenv("SIMGPU_SHARED") == nullptr) {
+    UniqueFd& file = self->simulated_memory_;
+    file = UniqueFd(memfd_create("penstock-simulated-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    // The first worker gives it its size, and none can take that from the others again.
+    if (!file.valid() || fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+      return FailErrno("Cannot make a memory file");
+    }
+  }
   if (inventory) {
     self->inventory_ = std::move(*inventory);
     if (self->inventory_.devices.empty()) self->driver_error_ = "The server has no GPU.";
@@ -360,6 +370,7 @@ Status Supervisor::StartSession(Peer& peer) {
   }
   parameters.client_pid = peer.hello.pid;
   parameters.supervisor_pid = getpid();
+  parameters.simulated = simulated_memory_.valid() ? 1 : 0;
   const TransportSettings& settings = options_.transport;
   RdmaSettings& rdma = parameters.rdma;
   rdma.asked = (peer.challenge.features & kFeatureRdma) != 0 ? 1 : 0;
@@ -385,8 +396,10 @@ Status Supervisor::StartSession(Peer& peer) {
     return FailErrno("Cannot make a socket pair");
   }
   UniqueFd ours(pair[0]), theirs(pair[1]);
-  const int given[] = {file.get(), theirs.get()};
-  ASSIGN_OR_RETURN(Child child, SpawnSelf("--worker", given));
+  const int given[] = {file.get(), theirs.get(), simulated_memory_.get()};
+  const std::span<const int> all(given);
+  const bool simulated = simulated_memory_.valid();
+  ASSIGN_OR_RETURN(Child child, SpawnSelf("--worker", simulated ? all : all.first(2)));
 
   Session& session = sessions_.emplace_back();
   session.id = next_session_++;

@@ -65,6 +65,9 @@ class Supervisor {
   Options options_;
   Key key_;
   std::string library_;
+  // Where the workers' simulated GPUs keep count of their common memory. Invalid for a real driver,
+  // and where SIMGPU_SHARED already names another place.
+  UniqueFd simulated_memory_;
   Inventory inventory_;
   std::string driver_error_;  // empty if the driver works
   transport::tcp::Listener listener_;

@@ -32,6 +32,7 @@ struct SessionParameters {
   uint32_t isolate = 1;
   uint32_t client_pid = 0;
   int32_t supervisor_pid = 0;
+  uint32_t simulated = 0;  // the worker has kSimulatedMemoryDescriptor
   Nonce ticket{};
   RdmaSettings rdma;
   char client_host[64] = {};
@@ -50,5 +51,7 @@ struct WorkerReady {
 // Descriptors of a worker process.
 inline constexpr int kParametersDescriptor = 3;
 inline constexpr int kSupervisorDescriptor = 4;
+inline constexpr int kSimulatedMemoryDescriptor = 5;
+inline constexpr int kLogDescriptor = 6;
 
 }  // namespace penstock::server

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <cstdlib>
 #include <cstring>
 
 #include "common/log.h"
@@ -16,8 +17,6 @@
 namespace penstock::server {
 namespace {
 
-constexpr int kLogDescriptor = 5;
-
 Result<SessionParameters> ReadParameters() {
   ASSIGN_OR_RETURN(const std::string bytes,
                    ReadSealedFile(kParametersDescriptor, sizeof(SessionParameters)));
@@ -30,10 +29,20 @@ Result<SessionParameters> ReadParameters() {
   return parameters;
 }
 
+// All workers of a daemon share their simulated devices' memory, as they would a real device's: the
+// simulated GPU keeps its accounts in the supervisor's memory file. By its name in /proc, because a
+// name is what the simulated GPU takes; and it must stay open, because closing would drop the lock
+// that says we live.
+void ShareSimulatedMemory() {
+  const std::string path = "/proc/self/fd/" + std::to_string(kSimulatedMemoryDescriptor);
+  setenv("SIMGPU_SHARED", path.c_str(), 1);
+}
+
 // The library is opened first, because the worker's user may not be able to read it where it lies;
 // the system call filter comes last, because a driver may start helper programs. RDMA comes in
 // between: path.h has the reasons.
 Result<Driver> StartDriver(const SessionParameters& parameters, RdmaPort* port) {
+  if (parameters.simulated != 0) ShareSimulatedMemory();
   ASSIGN_OR_RETURN(const Driver driver, OpenDriver(parameters.driver));
   if (parameters.isolate != 0) RETURN_IF_ERROR(Isolate(parameters));
   *port = OpenRdmaPort(parameters);

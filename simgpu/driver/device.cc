@@ -11,7 +11,7 @@
 namespace simgpu {
 namespace {
 
-constexpr int kMaxDevices = 64;
+constexpr int kMaxDevices = MemoryLedger::kDevices;
 constexpr size_t kDefaultMemory = size_t{4} << 30;
 
 // "4G", "512M", "1048576": a number of bytes with an optional binary unit.
@@ -118,11 +118,22 @@ std::vector<int> VisibleOrdinals(const std::vector<std::unique_ptr<Device>>& phy
 }  // namespace
 
 bool Device::Charge(size_t bytes) {
+  if (ledger != nullptr) return ledger->Charge(physical_ordinal, bytes, memory_bytes);
   size_t used = used_bytes.load();
   do {
     if (bytes > memory_bytes - used) return false;
   } while (!used_bytes.compare_exchange_weak(used, used + bytes));
   return true;
+}
+
+void Device::Refund(size_t bytes) {
+  if (ledger != nullptr) return ledger->Refund(physical_ordinal, bytes);
+  used_bytes -= bytes;
+}
+
+size_t Device::FreeBytes() const {
+  const size_t used = ledger != nullptr ? ledger->Used(physical_ordinal) : used_bytes.load();
+  return used < memory_bytes ? memory_bytes - used : 0;
 }
 
 std::vector<std::unique_ptr<Device>> MakeDevices() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "simgpu/driver/handle_table.h"
+#include "simgpu/driver/ledger.h"
 
 namespace simgpu {
 
@@ -37,7 +38,8 @@ struct Device {
   int cc_minor = 0;
   size_t memory_bytes = 0;
   Limits limits;
-  std::atomic<size_t> used_bytes{0};
+  std::atomic<size_t> used_bytes{0};  // by this process
+  MemoryLedger* ledger = nullptr;     // if the memory is shared; outlives the device
 
   // The handle is fixed; the context behind it exists while somebody retains it.
   CUcontext primary_handle = nullptr;
@@ -52,7 +54,8 @@ struct Device {
 
   // Takes bytes out of the device's memory; false if there are not enough.
   bool Charge(size_t bytes);
-  void Refund(size_t bytes) { used_bytes -= bytes; }
+  void Refund(size_t bytes);
+  size_t FreeBytes() const;
 };
 
 constexpr int kMultiprocessors = 4;  // few, so that grids sized by it stay small

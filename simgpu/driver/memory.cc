@@ -72,7 +72,7 @@ SIMGPU_EXPORT cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   std::shared_ptr<Context> context;
   SIMGPU_RETURN_IF_ERROR(EnterContext(&context));
   const Device& device = *context->device();
-  if (free_bytes != nullptr) *free_bytes = device.memory_bytes - device.used_bytes;
+  if (free_bytes != nullptr) *free_bytes = device.FreeBytes();
   if (total != nullptr) *total = device.memory_bytes;
   return CUDA_SUCCESS;
 }

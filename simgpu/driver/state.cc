@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <string>
 
 #include "interop/export_tables.h"
 #include "simgpu/driver/context.h"
@@ -42,6 +43,16 @@ CUresult InitialiseState() {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   fresh->devices = MakeDevices();
+  if (const char* shared = getenv("SIMGPU_SHARED"); shared != nullptr && *shared != '\0') {
+    std::string error;
+    fresh->ledger = MemoryLedger::Open(shared, &error);
+    if (fresh->ledger == nullptr) {
+      LogWarning("%s cuInit fails.", error.c_str());
+      delete fresh;
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    for (auto& device : fresh->devices) device->ledger = fresh->ledger.get();
+  }
   for (auto& device : fresh->devices) device->primary_handle = fresh->contexts.Reserve();
   const char* blocking = getenv("CUDA_LAUNCH_BLOCKING");
   fresh->launch_blocking = blocking != nullptr && std::strcmp(blocking, "0") != 0 && *blocking;

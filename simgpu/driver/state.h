@@ -25,6 +25,7 @@ struct MemoryPool;
 struct LinkState;
 
 struct State {
+  std::unique_ptr<MemoryLedger> ledger;  // SIMGPU_SHARED, else null
   std::vector<std::unique_ptr<Device>> devices;
   AddressSpace memory;
   HandleTable<Context, CUcontext, HandleKind::kContext> contexts;

@@ -4,26 +4,74 @@
 from harness import *
 
 
-@case
-def program_killed_in_launch_storm():
-    """Its worker and its memory are gone within 2 s; the other program notices nothing."""
-    with Daemon() as daemon, Conversation([program("steady")], client_env(daemon)) as steady:
+STORM_BYTES = (256 + 4) << 20  # what launch_storm allocates
+
+
+def watch_storm_die(env, about_to_storm=lambda: None, has_ended=lambda: True):
+    """Two programs on one device, one killed in a launch storm. The other one's results are right
+    all the time, and it sees the dead one's memory come back within 2 s."""
+    with Conversation([program("steady")], env) as steady:
+        def free():
+            return int(steady.ask("free"))
+
         check_equal(steady.ask("round"), "right", "The steady program's answer")
-        free_before = int(steady.ask("free"))
-        workers_before = set(descendants(daemon.pid))
-        with Conversation([program("launch_storm")], client_env(daemon)) as storm:
+        free_before = free()
+        about_to_storm()
+        with Conversation([program("launch_storm")], env) as storm:
             check_equal(storm.hear(), "storming", "The storm's first line")
-            workers = set(descendants(daemon.pid)) - workers_before
-            check(workers, "The storm has no worker process of its own.")
             check_equal(steady.ask("round"), "right", "The steady program's answer in the storm")
+            taken = free_before - free()
+            check(taken >= STORM_BYTES,
+                  f"The other program sees ({taken}) bytes of the storm's ({STORM_BYTES}).")
             storm.kill()
-        took = wait_until(lambda: not any(alive(pid) for pid in workers), 2,
-                          "The dead program's worker lives on after 2 s.")
-        print(f"The worker is gone after {took:.2f} s.")
-        check(int(steady.ask("free")) >= free_before, "The dead program's memory is not free.")
+        took = wait_until(lambda: free() >= free_before and has_ended(), 2,
+                          "What the dead program held is not free after 2 s.")
+        print(f"The memory is back after {took:.2f} s.")
         for _ in range(5):
             check_equal(steady.ask("round"), "right", "The steady program's answer afterwards")
         check_equal(steady.finish(), 0, "The steady program's status")
+
+
+@case
+def program_killed_in_launch_storm():
+    """... through one daemon, where the dead one's worker must end too."""
+    with Daemon() as daemon:
+        before, workers = set(), set()
+
+        def note_workers():
+            before.update(descendants(daemon.pid))
+
+        def has_ended():
+            workers.update(set(descendants(daemon.pid)) - before)
+            return not any(alive(pid) for pid in workers)
+
+        watch_storm_die(client_env(daemon), note_workers, has_ended)
+
+
+@case
+def program_killed_on_shared_simgpu():
+    """... directly on a simulated GPU that the two share by its name."""
+    with Scratch() as scratch:
+        watch_storm_die(direct_env(SIMGPU_SHARED=scratch / "ledger"))
+
+
+@case
+def shared_memory_is_full():
+    """The sum of all sessions' memory is bounded by the device, and each of them sees it."""
+    with Daemon(SIMGPU_MEMORY="384M") as daemon, \
+            Conversation([program("launch_storm")], client_env(daemon)) as storm:
+        check_equal(storm.hear(), "storming", "The first program's first line")
+        second = run([program("launch_storm")], client_env(daemon))
+        check("CUDA_ERROR_OUT_OF_MEMORY" in second.out + second.err,
+              f"The second program says:\n{second.out}{second.err}")
+        storm.kill()
+    with Daemon(SIMGPU_MEMORY="384M") as daemon, \
+            Conversation([program("launch_storm")], client_env(daemon)) as storm:
+        check_equal(storm.hear(), "storming", "The first program's first line")
+        # Another daemon's devices are others.
+        with Daemon(SIMGPU_MEMORY="384M") as other, \
+                Conversation([program("launch_storm")], client_env(other)) as second:
+            check_equal(second.hear(), "storming", "The other daemon's program")
 
 
 @case
