@@ -1,0 +1,159 @@
+// What the devices report about requests and receives.
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "transport/rdma/bulk_state.h"
+
+namespace penstock::transport::rdma {
+namespace {
+
+constexpr int kReapBatch = 16;
+constexpr uint32_t kRepostBatch = 16;
+
+bool IsRefusal(ibv_wc_status status) {
+  return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR ||
+         status == IBV_WC_REM_OP_ERR;
+}
+
+}  // namespace
+
+void BulkEngine::State::OnDone(uint32_t rail, const BulkRequest& request) {
+  BulkRail& state = rails[rail];
+  if (request.kind == BulkRequest::Kind::kKeepalive) return;
+  BulkOperation& operation = *request.chunk.operation;
+  if (request.kind == BulkRequest::Kind::kChunk) {
+    state.bytes_under_way -= request.chunk.bytes;
+    --state.chunks_under_way;
+    --operation.chunks_left;
+    (operation.put ? bytes_sent : bytes_received).fetch_add(request.chunk.bytes);
+    if (operation.chunks_left == 0) NotifyWhereDue(operation);
+  } else {
+    --state.notifications_under_way;
+    operation.notifying[rail] = false;
+    operation.promised[rail].clear();
+    fence[rail].store(request.sequence, std::memory_order_release);
+    Remember(operation, rail, request.sequence);
+    NotifyWhereDue(operation);  // chunks that came to the rail since
+  }
+  MaybeFinish(operation);
+}
+
+void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_wc_status status) {
+  BulkRail& state = rails[rail];
+  if (state.state == BulkRail::State::kLive) {
+    BreakRail(rail, std::string("A request failed (") + CompletionName(status) + ").");
+  }
+  if (request.kind == BulkRequest::Kind::kKeepalive) return;
+  BulkOperation& operation = *request.chunk.operation;
+  if (request.kind == BulkRequest::Kind::kNotification) {
+    --state.notifications_under_way;
+    operation.notifying[rail] = false;  // what it stood for goes again
+    return;
+  }
+  state.bytes_under_way -= request.chunk.bytes;
+  --state.chunks_under_way;
+  if (operation.put) {
+    for (auto* chunks : {&operation.carried[rail], &operation.promised[rail]}) {
+      std::erase_if(*chunks,
+                    [&](const BulkChunk& chunk) { return chunk.offset == request.chunk.offset; });
+    }
+  }
+  // Only the request at fault has such a status, those behind it are flushed.
+  if (IsRefusal(status)) {
+    operation.status = BulkStatus::kRefused;
+    live[rail].store(kRailRefused, std::memory_order_release);
+    changed = true;
+    --operation.chunks_left;
+    DropQueued(operation);
+    return;  // finished with the drain
+  }
+  state.again.push_back(request.chunk);
+}
+
+bool BulkEngine::State::Reap(uint32_t rail) {
+  BulkRail& state = rails[rail];
+  bool any = false;
+  while (state.queue_pair != nullptr) {
+    ibv_wc completions_[kReapBatch];
+    const int got = verbs.PollCq(state.queue_pair->send_cq(), kReapBatch, completions_);
+    if (got <= 0) break;
+    any = true;
+    for (int i = 0; i < got; ++i) {
+      if (!state.queue_pair->ledger().Complete(completions_[i].wr_id)) continue;
+      while (!state.under_way.empty() && state.under_way.front().id <= completions_[i].wr_id) {
+        const BulkRequest request = state.under_way.front();
+        state.under_way.pop_front();
+        if (completions_[i].status == IBV_WC_SUCCESS) {
+          OnDone(rail, request);
+        } else {
+          OnFailed(rail, request, completions_[i].status);
+        }
+      }
+    }
+    if (got < kReapBatch) break;
+  }
+  return any;
+}
+
+bool BulkEngine::State::ReapReceives(uint32_t rail) {
+  BulkRail& state = rails[rail];
+  bool any = false;
+  while (state.queue_pair != nullptr) {
+    ibv_wc completions_[kReapBatch];
+    const int got = verbs.PollCq(state.queue_pair->receive_cq(), kReapBatch, completions_);
+    if (got <= 0) break;
+    any = true;
+    for (int i = 0; i < got; ++i) {
+      ++state.receives_missing;
+      if (completions_[i].status != IBV_WC_SUCCESS) {
+        // The initiator learns more from the request that failed.
+        if (state.state == BulkRail::State::kLive && !initiator) {
+          BreakRail(rail, std::string("A receive failed (") +
+                              CompletionName(completions_[i].status) + ").");
+        }
+        continue;
+      }
+      if (!initiator && completions_[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+        const uint32_t sequence = ntohl(completions_[i].imm_data);
+        if (Covers(sequence, fence[rail].load())) {
+          fence[rail].store(sequence, std::memory_order_release);
+        }
+      }
+    }
+    if (got < kReapBatch) break;
+  }
+  if (state.state == BulkRail::State::kLive && state.receives_missing >= kRepostBatch) {
+    for (; state.receives_missing > 0; --state.receives_missing) {
+      ibv_recv_wr request = {};
+      ibv_recv_wr* bad = nullptr;
+      if (verbs.PostRecv(state.queue_pair->qp(), &request, &bad) != 0) break;
+    }
+  }
+  return any;
+}
+
+bool BulkEngine::State::PollAll() {
+  bool any = false;
+  const int64_t now = NowNanoseconds();
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    BulkRail& state = rails[rail];
+    if (state.state == BulkRail::State::kDown) continue;
+    any = Reap(rail) || any;
+    any = ReapReceives(rail) || any;
+    if (state.state == BulkRail::State::kDraining &&
+        (Drained(rail) || now >= state.drain_until_ns)) {
+      FinishDrain(rail);
+      any = true;
+      continue;
+    }
+    Keepalive(rail, now);
+  }
+  if (any && initiator && !closed) {
+    for (const auto& operation : operations) NotifyWhereDue(*operation);
+    PumpAll();
+  }
+  return any;
+}
+
+}  // namespace penstock::transport::rdma

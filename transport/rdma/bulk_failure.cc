@@ -1,0 +1,69 @@
+// Rails that end: broken, drained, destroyed, and what they carried given to the others.
+#include "common/log.h"
+#include "transport/rdma/bulk_state.h"
+
+namespace penstock::transport::rdma {
+
+void BulkEngine::State::BreakRail(uint32_t rail, const std::string& reason) {
+  BulkRail& state = rails[rail];
+  if (state.state != BulkRail::State::kLive) return;
+  LOG_INFO("transport", "Rail %u (generation %u) fails: %s", rail, state.generation,
+           reason.c_str());
+  state.state = BulkRail::State::kDraining;
+  state.drain_until_ns = NowNanoseconds() + kDrainMs * 1'000'000;
+  state.queue_pair->Break();
+  live[rail].store(0, std::memory_order_release);
+  changed = true;
+  wake();
+}
+
+// The receiver of notifications looks at every receive, too: one of them may be a notification that
+// the sender knows to be done, and waits for us to count.
+bool BulkEngine::State::Drained(uint32_t rail) const {
+  const BulkRail& state = rails[rail];
+  return state.under_way.empty() &&
+         (initiator || state.receives_missing >= state.queue_pair->receive_depth());
+}
+
+void BulkEngine::State::FinishDrain(uint32_t rail) {
+  BulkRail& state = rails[rail];
+  ReapReceives(rail);
+  state.queue_pair.reset();  // from here on nothing of it touches any memory
+  while (!state.under_way.empty()) {
+    const BulkRequest request = state.under_way.front();
+    state.under_way.pop_front();
+    OnFailed(rail, request, IBV_WC_WR_FLUSH_ERR);
+  }
+  state.state = BulkRail::State::kDown;
+  state.receives_missing = 0;
+  // Bytes whose notification did not come through go again, too.
+  std::vector<BulkChunk> again = std::move(state.again);
+  state.again.clear();
+  for (const auto& operation : operations) {
+    if (operation->status != BulkStatus::kOk) continue;
+    for (const auto* chunks : {&operation->promised[rail], &operation->carried[rail]}) {
+      again.insert(again.end(), chunks->begin(), chunks->end());
+      operation->chunks_left += chunks->size();
+    }
+  }
+  for (const auto& operation : operations) {
+    operation->carried[rail].clear();
+    operation->promised[rail].clear();
+  }
+  for (auto chunk = again.rbegin(); chunk != again.rend(); ++chunk) {
+    if (chunk->operation->status == BulkStatus::kOk) {
+      queue.push_front(*chunk);
+      ++chunk->operation->chunks_queued;
+      repeated.fetch_add(1);
+    } else {
+      --chunk->operation->chunks_left;
+    }
+  }
+  std::vector<BulkOperation*> all;
+  for (const auto& operation : operations) all.push_back(operation.get());
+  for (BulkOperation* operation : all) {
+    if (operation->chunks_left == 0) MaybeFinish(*operation);
+  }
+}
+
+}  // namespace penstock::transport::rdma
