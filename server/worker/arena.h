@@ -26,8 +26,8 @@ namespace penstock::server {
 
 struct Driver;
 
-inline constexpr uint32_t kChunkBytes = 1024 * 1024;
-inline constexpr uint32_t kChunks = 24;
+inline constexpr uint32_t kChunkBytes = 2048 * 1024;
+inline constexpr uint32_t kChunks = 12;
 inline constexpr uint32_t kWords = 64 * 1024;
 inline constexpr uint32_t kSmallSlotBytes = 1024;
 inline constexpr uint32_t kSmallSlots = 1024;

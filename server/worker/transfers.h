@@ -76,7 +76,7 @@ class Transfers {
 
   // Pieces of one transfer under way. Each thread on the way of a download (device, worker, socket)
   // may be off its processor for a while; with fewer pieces the others soon had nothing to do.
-  static constexpr size_t kDepth = 8;
+  static constexpr size_t kDepth = 6;
   static constexpr uint32_t kMostMoves = 256;  // Gets or Puts of one piece under way
 
   Worker& worker_;

@@ -20,6 +20,9 @@ namespace {
 constexpr size_t kScrapBytes = 64 << 10;
 constexpr size_t kMaxUnfinished = 4096;   // moves accepted and not yet reported
 constexpr uint64_t kSmallPut = 64 << 10;  // what a caller may be asked to hand to the socket itself
+// Of a payload that is on its way, the thread sleeps until there is so much: woken for each segment,
+// it would wake more often than it copies.
+constexpr int kReceiveTogether = 256 << 10;
 constexpr int kStepsPerTurn = 16;  // messages sent, or reads made, before the other direction
 
 }  // namespace
@@ -103,6 +106,7 @@ void BulkEngine::Run() {
   while (!life_.closed()) {
     pollfd entries[2] = {{life_.bulk(), POLLIN, 0}, {waker_.fd(), POLLIN, 0}};
     if (!outgoing_.empty()) entries[0].events |= POLLOUT;
+    AwaitBytes(incoming_.left >= kReceiveTogether ? kReceiveTogether : 1);
     const int64_t to_tick_ms = (next_tick_ns_ - NowNanoseconds() + 999'999) / 1'000'000;
     turn.unlock();
     poll(entries, 2, static_cast<int>(std::max<int64_t>(0, to_tick_ms)));
@@ -121,6 +125,13 @@ void BulkEngine::Run() {
     }
   }
   FinishAll();
+}
+
+// The kernel wakes this end all the same when the peer cannot send more, or sends no more.
+void BulkEngine::AwaitBytes(int bytes) {
+  if (bytes == awaited_bytes_) return;
+  awaited_bytes_ = bytes;
+  setsockopt(life_.bulk(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 void BulkEngine::TakeSubmissions() {

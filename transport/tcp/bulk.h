@@ -134,6 +134,7 @@ class BulkEngine {
   };
 
   void Run();
+  void AwaitBytes(int bytes);
   void TakeSubmissions();
   void StartChunks();
   void StartChunk(Move& move);
@@ -189,6 +190,7 @@ class BulkEngine {
   Incoming incoming_ = {};
   std::unique_ptr<std::byte[]> scrap_;
   std::unique_ptr<std::byte[]> zeros_;
+  int awaited_bytes_ = 1;  // the socket's SO_RCVLOWAT
   int silent_ticks_ = 0;
   int64_t next_tick_ns_ = 0;
 };
