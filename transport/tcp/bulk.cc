@@ -20,8 +20,8 @@ namespace {
 constexpr size_t kScrapBytes = 64 << 10;
 constexpr size_t kMaxUnfinished = 4096;   // moves accepted and not yet reported
 constexpr uint64_t kSmallPut = 64 << 10;  // what a caller may be asked to hand to the socket itself
-// Of a payload that is on its way, the thread sleeps until there is so much: woken for each segment,
-// it would wake more often than it copies.
+// Of a payload that is on its way, the thread sleeps until there is so much: woken for each
+// segment, it would wake more often than it copies.
 constexpr int kReceiveTogether = 256 << 10;
 constexpr int kStepsPerTurn = 16;  // messages sent, or reads made, before the other direction
 
