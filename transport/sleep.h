@@ -1,4 +1,4 @@
-// Sleeping on an epoll descriptor with a deadline in nanoseconds.
+// Sleeping on an epoll descriptor with a deadline in nanoseconds, and what to sleep for.
 #pragma once
 
 #include <sys/epoll.h>
@@ -23,6 +23,14 @@ inline int SleepOn(int fd, epoll_event* events, int max_events, Deadline deadlin
   if (ready >= 0 || errno != ENOSYS) return ready;
 #endif
   return epoll_wait(fd, events, max_events, deadline.poll_timeout_ms());
+}
+
+// The sleeper wakes when `fd` is readable; the event carries its number.
+inline bool WatchReadable(int epoll, int fd) {
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 }  // namespace penstock::transport

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "common/unique_fd.h"
+#include "transport/sleep.h"
 
 namespace penstock::transport::fault {
 namespace {
@@ -90,11 +91,7 @@ Faulty::Faulty(std::unique_ptr<Connection> inner, FaultPlan plan)
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
       event_fd_(epoll_create1(EPOLL_CLOEXEC)),
       random_(plan_.seed) {
-  for (const int fd : {inner_->event_fd(), timer_.get()}) {
-    epoll_event event = {};
-    event.events = EPOLLIN;
-    epoll_ctl(event_fd_.get(), EPOLL_CTL_ADD, fd, &event);
-  }
+  for (const int fd : {inner_->event_fd(), timer_.get()}) WatchReadable(event_fd_.get(), fd);
 }
 
 void Faulty::Break(const std::string& reason) {

@@ -1,6 +1,5 @@
 #include "transport/rdma/bulk_engine.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "transport/rdma/bulk_state.h"
+#include "transport/rdma/completion_channel.h"
 
 namespace penstock::transport::rdma {
 namespace {
@@ -48,16 +48,11 @@ Result<QueuePairShape> BulkEngine::ShapeFor(Domain::Device& device) {
   std::lock_guard lock(state_->mutex);
   ibv_comp_channel*& channel = state_->channels[device.context];
   if (channel == nullptr) {
-    channel = state_->verbs.CreateCompChannel(device.context);
+    channel = MakeCompletionChannel(state_->verbs, device.context, state_->epoll);
     if (channel == nullptr) {
       state_->channels.erase(device.context);
       return FailErrno("Device (" + device.name + ") has no completion channel for bulk data");
     }
-    fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK);
-    epoll_event event = {};
-    event.events = EPOLLIN;
-    event.data.fd = channel->fd;
-    epoll_ctl(state_->epoll, EPOLL_CTL_ADD, channel->fd, &event);
   }
   QueuePairShape shape;
   shape.pd = device.pd;

@@ -17,13 +17,6 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kLongestSleepMs = 100;  // a device may lose a notification
 
-void AddTo(int epoll, int fd) {
-  epoll_event event = {};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
-}
-
 }  // namespace
 
 RdmaConnection::RdmaConnection(std::shared_ptr<Verbs> verbs, const RdmaOptions& options,
@@ -68,11 +61,11 @@ Status RdmaConnection::Prepare() {
   control_ = std::make_unique<ControlChannel>(domain_, *bulk_, options_, receiver_, keeper_,
                                               receiver_epoll_.get(), keeper_epoll_.get());
   RETURN_IF_ERROR(control_->Start());
-  AddTo(receiver_epoll_.get(), receiver_.fd());
-  AddTo(keeper_epoll_.get(), keeper_.fd());
-  AddTo(keeper_epoll_.get(), cm_->fd());
-  AddTo(keeper_epoll_.get(), bulk_->event_fd());
-  if (lifeline_.valid()) AddTo(keeper_epoll_.get(), lifeline_.get());
+  WatchReadable(receiver_epoll_.get(), receiver_.fd());
+  WatchReadable(keeper_epoll_.get(), keeper_.fd());
+  WatchReadable(keeper_epoll_.get(), cm_->fd());
+  WatchReadable(keeper_epoll_.get(), bulk_->event_fd());
+  if (lifeline_.valid()) WatchReadable(keeper_epoll_.get(), lifeline_.get());
   return {};
 }
 

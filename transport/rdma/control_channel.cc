@@ -1,7 +1,5 @@
 #include "transport/rdma/control_channel.h"
 
-#include <fcntl.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,23 +8,13 @@
 #include <cstring>
 
 #include "common/log.h"
+#include "transport/rdma/completion_channel.h"
 
 namespace penstock::transport::rdma {
 namespace {
 
 constexpr int kReapBatch = 16;
 constexpr int kQuietRounds = 250;  // of 200 us
-
-ibv_comp_channel* MakeChannel(Verbs& verbs, ibv_context* context, int epoll) {
-  ibv_comp_channel* channel = verbs.CreateCompChannel(context);
-  if (channel == nullptr) return nullptr;
-  fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK);
-  epoll_event event = {};
-  event.events = EPOLLIN;
-  event.data.fd = channel->fd;
-  epoll_ctl(epoll, EPOLL_CTL_ADD, channel->fd, &event);
-  return channel;
-}
 
 }  // namespace
 
@@ -88,8 +76,8 @@ Result<ControlChannel::DeviceState*> ControlChannel::StateFor(Domain::Device& de
   auto state = std::make_unique<DeviceState>();
   state->device = &device;
   ASSIGN_OR_RETURN(state->memory, domain_->RegisterLocal(device, memory_, memory_bytes_));
-  state->send_channel = MakeChannel(verbs_, device.context, keeper_epoll_);
-  state->receive_channel = MakeChannel(verbs_, device.context, receiver_epoll_);
+  state->send_channel = MakeCompletionChannel(verbs_, device.context, keeper_epoll_);
+  state->receive_channel = MakeCompletionChannel(verbs_, device.context, receiver_epoll_);
   devices_.push_back(std::move(state));  // the destructor frees what there is
   DeviceState* made = devices_.back().get();
   if (made->send_channel == nullptr || made->receive_channel == nullptr) {

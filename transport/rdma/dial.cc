@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kDialMs = 3'000;  // one attempt, all steps
 constexpr int64_t kFirstPauseMs = 10, kLastPauseMs = 1'000;
-constexpr uint8_t kMostReads = 16;  // outstanding READs per queue pair
 
 const char* RejectionText(Rejection rejection) {
   switch (rejection) {
@@ -65,15 +64,11 @@ Result<ConnectReply> RdmaConnection::FinishDial(rdma_cm_id* id, uint64_t tag,
   uint8_t timeout = options_.timeout;
   // Older kernels do not know it; then the system's value holds.
   (void)verbs_->SetOption(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
-  ibv_device_attr device = {};
-  uint8_t reads = kMostReads;
-  if (verbs_->QueryDevice(id->verbs, &device) == 0) {
-    reads = static_cast<uint8_t>(std::clamp(device.max_qp_rd_atom, 1, int{kMostReads}));
-  }
   rdma_conn_param parameters = {};
   parameters.private_data = &request;
   parameters.private_data_len = sizeof request;
-  parameters.responder_resources = request.role == QueuePairRole::kBulk ? reads : 0;
+  parameters.responder_resources =
+      request.role == QueuePairRole::kBulk ? ReadDepth(*verbs_, id->verbs, ReadSide::kAnswers) : 0;
   parameters.initiator_depth = 0;
   parameters.retry_count = options_.retry_count;
   parameters.rnr_retry_count = 7;

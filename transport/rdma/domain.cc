@@ -1,23 +1,16 @@
 #include "transport/rdma/domain.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "common/log.h"
+#include "transport/rdma/memlock.h"
 #include "transport/rdma/region.h"
 
 namespace penstock::transport::rdma {
 namespace {
-
-std::string MemlockLimit() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
-  if (limit.rlim_cur == RLIM_INFINITY) return "unlimited";
-  return std::to_string(limit.rlim_cur) + " bytes";
-}
 
 // What went wrong with a registration, and what a person can do about it.
 tl::unexpected<Error> FailRegistration(int error, size_t bytes, const std::string& device) {
@@ -27,9 +20,7 @@ tl::unexpected<Error> FailRegistration(int error, size_t bytes, const std::strin
     case ENOMEM:
     case EAGAIN:
     case EPERM:
-      text += " The process may lock only so much (RLIMIT_MEMLOCK is " + MemlockLimit() +
-              "); allow more with \"ulimit -l unlimited\", LimitMEMLOCK=infinity in the systemd "
-              "unit, or \"--ulimit memlock=-1\" of the container.";
+      text += MemlockAdvice(error);
       return Fail(Code::kResourceExhausted, std::move(text));
     case EFAULT:
       text += " Part of the range is not mapped, or is read-only and was to be written.";

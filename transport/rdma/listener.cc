@@ -16,7 +16,6 @@ namespace penstock::transport::rdma {
 namespace {
 
 constexpr int kBacklog = 16;
-constexpr uint8_t kMostReads = 16;
 
 bool SameToken(const Token& a, const Token& b) {
   uint8_t difference = 0;
@@ -118,16 +117,11 @@ Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& req
   reply.received = control ? control_->received() : 0;
   uint8_t timeout = options_.timeout;
   (void)verbs_->SetOption(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
-  ibv_device_attr attributes = {};
-  uint8_t reads = kMostReads;
-  if (verbs_->QueryDevice(id->verbs, &attributes) == 0) {
-    reads = static_cast<uint8_t>(std::clamp(attributes.max_qp_init_rd_atom, 1, int{kMostReads}));
-  }
   rdma_conn_param parameters = {};
   parameters.private_data = &reply;
   parameters.private_data_len = sizeof reply;
   parameters.responder_resources = 0;  // nobody reads from the server
-  parameters.initiator_depth = control ? 0 : reads;
+  parameters.initiator_depth = control ? 0 : ReadDepth(*verbs_, id->verbs, ReadSide::kStarts);
   parameters.retry_count = options_.retry_count;
   parameters.rnr_retry_count = 7;
   if (verbs_->Accept(id, &parameters) != 0) {

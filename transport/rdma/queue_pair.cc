@@ -1,11 +1,11 @@
 #include "transport/rdma/queue_pair.h"
 
-#include <sys/resource.h>
-
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "common/log.h"
+#include "transport/rdma/memlock.h"
 
 namespace penstock::transport::rdma {
 namespace {
@@ -13,17 +13,9 @@ namespace {
 constexpr uint8_t kMinRnrTimer = 12;  // 0.64 ms
 constexpr uint32_t kEventsAtOnce = 64;
 
-// ENOMEM of verbs means the limit of locked memory far more often than a lack of memory.
-std::string WithReason(std::string what, int error) {
+std::string WithReason(const std::string& what, int error) {
   char text[128];
-  what += std::string(": ") + strerror_r(error, text, sizeof text);
-  rlimit limit;
-  if (error == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
-      limit.rlim_cur != RLIM_INFINITY) {
-    what += " (this process may lock " + std::to_string(limit.rlim_cur / 1024) +
-            " KiB of memory; raise it with \"ulimit -l\" or LimitMEMLOCK=)";
-  }
-  return what + ".";
+  return what + ": " + strerror_r(error, text, sizeof text) + "." + MemlockAdvice(error);
 }
 
 }  // namespace
@@ -53,6 +45,14 @@ const char* CompletionName(ibv_wc_status status) {
     default:
       return "a fatal error";
   }
+}
+
+uint8_t ReadDepth(Verbs& verbs, ibv_context* context, ReadSide side) {
+  constexpr int kMostReads = 16;
+  ibv_device_attr device = {};
+  if (verbs.QueryDevice(context, &device) != 0) return kMostReads;
+  const int depth = side == ReadSide::kStarts ? device.max_qp_init_rd_atom : device.max_qp_rd_atom;
+  return static_cast<uint8_t>(std::clamp(depth, 1, kMostReads));
 }
 
 QueuePair::QueuePair(Verbs& verbs, rdma_cm_id* id, const QueuePairShape& shape)

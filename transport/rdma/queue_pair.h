@@ -24,6 +24,11 @@ namespace penstock::transport::rdma {
 // "transport retry counter exceeded", for messages.
 const char* CompletionName(ibv_wc_status status);
 
+// How many READs a queue pair of this device may have under way: those that it starts, or those
+// that it answers. At most 16.
+enum class ReadSide : uint8_t { kStarts, kAnswers };
+uint8_t ReadDepth(Verbs& verbs, ibv_context* context, ReadSide side);
+
 class SendLedger {
  public:
   explicit SendLedger(uint32_t depth) : depth_(depth) {}

@@ -32,12 +32,7 @@ TcpConnection::TcpConnection(UniqueFd control, UniqueFd bulk, const TcpOptions& 
   PrepareSocket(life_.control(), options.peer_timeout_ms);
   PrepareSocket(life_.bulk(), options.peer_timeout_ms);
   event_fd_.reset(epoll_create1(EPOLL_CLOEXEC));
-  for (const int fd : {life_.control(), life_.receiver().fd()}) {
-    epoll_event event = {};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    epoll_ctl(event_fd_.get(), EPOLL_CTL_ADD, fd, &event);
-  }
+  for (const int fd : {life_.control(), life_.receiver().fd()}) WatchReadable(event_fd_.get(), fd);
 }
 
 TcpConnection::~TcpConnection() {
