@@ -21,17 +21,20 @@ bool IsRefusal(ibv_wc_status status) {
 void BulkEngine::State::OnDone(uint32_t rail, const BulkRequest& request) {
   BulkRail& state = rails[rail];
   if (request.kind == BulkRequest::Kind::kKeepalive) return;
-  BulkOperation& operation = *request.chunk.operation;
-  if (request.kind == BulkRequest::Kind::kChunk) {
-    state.bytes_under_way -= request.chunk.bytes;
+  const bool moved = request.kind == BulkRequest::Kind::kChunk;
+  BulkOperation& operation = moved ? *request.chunk->operation : *request.operation;
+  if (moved) {
+    BulkChunk& chunk = *request.chunk;
+    state.bytes_under_way -= chunk.bytes;
     --state.chunks_under_way;
     --operation.chunks_left;
-    (operation.put ? bytes_sent : bytes_received).fetch_add(request.chunk.bytes);
+    (operation.put ? bytes_sent : bytes_received).fetch_add(chunk.bytes);
+    if (!operation.put) chunk_pool.Give(chunk);
     if (operation.chunks_left == 0) NotifyWhereDue(operation);
   } else {
     --state.notifications_under_way;
     operation.notifying[rail] = false;
-    operation.promised[rail].clear();
+    while (BulkChunk* chunk = operation.promised[rail].PopFront()) chunk_pool.Give(*chunk);
     fence[rail].store(request.sequence, std::memory_order_release);
     Remember(operation, rail, request.sequence);
     NotifyWhereDue(operation);  // chunks that came to the rail since
@@ -45,30 +48,25 @@ void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_
     BreakRail(rail, std::string("A request failed (") + CompletionName(status) + ").");
   }
   if (request.kind == BulkRequest::Kind::kKeepalive) return;
-  BulkOperation& operation = *request.chunk.operation;
   if (request.kind == BulkRequest::Kind::kNotification) {
     --state.notifications_under_way;
-    operation.notifying[rail] = false;  // what it stood for goes again
+    request.operation->notifying[rail] = false;  // what it stood for goes again
     return;
   }
-  state.bytes_under_way -= request.chunk.bytes;
-  --state.chunks_under_way;
-  if (operation.put) {
-    for (auto* chunks : {&operation.carried[rail], &operation.promised[rail]}) {
-      std::erase_if(*chunks,
-                    [&](const BulkChunk& chunk) { return chunk.offset == request.chunk.offset; });
-    }
-  }
+  BulkChunk& chunk = *request.chunk;
+  TakeOff(state, chunk, rail);
   // Only the request at fault has such a status, those behind it are flushed.
   if (IsRefusal(status)) {
+    BulkOperation& operation = *chunk.operation;
     operation.status = BulkStatus::kRefused;
     live[rail].store(kRailRefused, std::memory_order_release);
     changed = true;
     --operation.chunks_left;
+    chunk_pool.Give(chunk);
     DropQueued(operation);
     return;  // finished with the drain
   }
-  state.again.push_back(request.chunk);
+  state.again.PushBack(chunk);
 }
 
 bool BulkEngine::State::Reap(uint32_t rail) {
@@ -82,8 +80,7 @@ bool BulkEngine::State::Reap(uint32_t rail) {
     for (int i = 0; i < got; ++i) {
       if (!state.queue_pair->ledger().Complete(completions_[i].wr_id)) continue;
       while (!state.under_way.empty() && state.under_way.front().id <= completions_[i].wr_id) {
-        const BulkRequest request = state.under_way.front();
-        state.under_way.pop_front();
+        const BulkRequest request = state.under_way.PopFront();
         if (completions_[i].status == IBV_WC_SUCCESS) {
           OnDone(rail, request);
         } else {
@@ -149,8 +146,9 @@ bool BulkEngine::State::PollAll() {
     }
     Keepalive(rail, now);
   }
-  if (any && initiator && !closed) {
-    for (const auto& operation : operations) NotifyWhereDue(*operation);
+  if ((any || post_again) && initiator && !closed) {
+    post_again = false;
+    NotifyDue();
     PumpAll();
   }
   return any;

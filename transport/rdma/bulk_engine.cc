@@ -28,7 +28,11 @@ BulkEngine::State::State(std::shared_ptr<Domain> domain, const RdmaOptions& opti
       completions(completions),
       wake(std::move(wake)),
       rails_changed(std::move(rails_changed)),
-      epoll(epoll_create1(EPOLL_CLOEXEC)) {}
+      epoll(epoll_create1(EPOLL_CLOEXEC)) {
+  operation_pool.Prepare(64);
+  chunk_pool.Prepare(256);
+  recent_puts.reserve(kRecentPuts + 1);
+}
 
 BulkEngine::BulkEngine(std::shared_ptr<Domain> domain, const RdmaOptions& options, bool initiator,
                        CompletionQueue& completions, std::function<void()> wake,
@@ -57,7 +61,7 @@ Result<QueuePairShape> BulkEngine::ShapeFor(Domain::Device& device) {
   QueuePairShape shape;
   shape.pd = device.pd;
   shape.send_channel = shape.receive_channel = channel;
-  shape.send_depth = state_->options.bulk_depth + kNotifications + 2 * kReservedSendSlots;
+  shape.send_depth = BulkSendDepth(state_->options);
   shape.receive_depth = state_->initiator ? kActiveReceives : kPassiveReceives;
   shape.send_sge = 1;
   shape.reads = state_->initiator;
@@ -100,7 +104,8 @@ void BulkEngine::Admit(uint32_t rail, uint16_t generation, std::unique_ptr<Queue
     state.receives_missing = 0;
     state_->live[rail].store(generation, std::memory_order_release);
     state_->changed = false;
-    for (const auto& operation : state_->operations) state_->NotifyWhereDue(*operation);
+    state.under_way.Prepare(BulkSendDepth(state_->options));
+    state_->NotifyDue();
     state_->PumpAll();
   }
   state_->wake();
@@ -143,12 +148,13 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
                            uint64_t cookie) {
   RdmaKeyBlob key;
   std::memcpy(&key, remote.blob.data(), sizeof key);
+  const RdmaRegion* region = state_->domain->Own(local);
   const auto wanted = static_cast<uint8_t>(put ? Access::kPeerWrites : Access::kPeerReads);
   const bool allowed = remote.bytes == sizeof key && key.kind == kRdmaKeyKind && key.rails != 0 &&
                        (key.access & wanted) != 0 && remote_offset <= key.bytes &&
                        bytes <= key.bytes - remote_offset &&
                        key.address + key.bytes >= key.address && local_offset <= local.size() &&
-                       bytes <= local.size() - local_offset;
+                       bytes <= local.size() - local_offset && region != nullptr;
   bool changed;
   {
     std::lock_guard lock(state_->mutex);
@@ -157,24 +163,23 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
       state_->completions.Push({cookie, allowed ? BulkStatus::kOk : BulkStatus::kRefused, 0});
       return Outcome::kOk;
     }
-    auto operation = std::make_unique<BulkOperation>();
-    operation->cookie = cookie;
-    operation->put = put;
-    operation->region = &local;
-    operation->local = reinterpret_cast<uintptr_t>(local.address()) + local_offset;
-    operation->remote = key.address + remote_offset;
-    operation->bytes = bytes;
-    operation->key = key;
-    state_->OrderAfterPuts(*operation);
-    const uint64_t piece = bytes < kWholeBelow
-                               ? bytes
-                               : std::clamp<uint64_t>(state_->options.bulk_chunk, 4096, 1 << 20);
-    for (uint64_t offset = 0; offset < bytes; offset += piece) {
-      state_->queue.push_back({operation.get(), offset, std::min(piece, bytes - offset)});
-      ++operation->chunks_left;
-      ++operation->chunks_queued;
-    }
-    state_->operations.push_back(std::move(operation));
+    if (state_->operations.size() >= kMostOperations) return Outcome::kAgain;
+    BulkOperation& operation = state_->operation_pool.Take();
+    operation.cookie = cookie;
+    operation.put = put;
+    operation.region = region;
+    operation.local = reinterpret_cast<uintptr_t>(local.address()) + local_offset;
+    operation.remote = key.address + remote_offset;
+    operation.bytes = bytes;
+    operation.key = key;
+    operation.piece = bytes < kWholeBelow
+                          ? bytes
+                          : std::clamp<uint64_t>(state_->options.bulk_chunk, 4096, 1 << 20);
+    operation.chunks_left = operation.chunks_queued = (bytes - 1) / operation.piece + 1;
+    state_->OrderAfterPuts(operation);
+    state_->operations.PushBack(operation);
+    state_->waiting.PushBack(operation);
+    state_->queued += operation.chunks_queued;
     state_->PumpAll();
     changed = std::exchange(state_->changed, false);
   }
@@ -187,16 +192,8 @@ void BulkEngine::OnPeerFence(const std::array<uint32_t, kMaxRails>& fence) {
   bool wake = false;
   {
     std::lock_guard lock(state_->mutex);
-    if (fence == state_->peer_fence) return;
-    for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
-      // More than was ever sent is a lie, which harms the liar's own order only.
-      if (Covers(fence[rail], state_->peer_fence[rail])) state_->peer_fence[rail] = fence[rail];
-    }
-    std::erase_if(state_->recent_puts, [&](const State::RecentPut& recent) {
-      return Covers(state_->peer_fence[recent.rail], recent.sequence);
-    });
-    wake = !state_->queue.empty();
-    if (wake) state_->PumpAll();
+    wake = state_->queued > 0;
+    state_->OnPeerFence(fence);
   }
   if (wake) state_->wake();
 }
@@ -270,7 +267,7 @@ int BulkEngine::event_fd() const {
 
 Deadline BulkEngine::next_tick() const {
   std::lock_guard lock(state_->mutex);
-  Deadline next = Deadline::Never();
+  Deadline next = state_->post_again ? Deadline::After(1) : Deadline::Never();
   for (const BulkRail& rail : state_->rails) {
     if (rail.state == BulkRail::State::kDraining) next = Earlier(next, Deadline::After(1));
     if (rail.state == BulkRail::State::kLive && state_->initiator && rail.under_way.empty()) {
@@ -283,11 +280,10 @@ Deadline BulkEngine::next_tick() const {
 void BulkEngine::Close(int drain_ms) {
   std::lock_guard lock(state_->mutex);
   if (!std::exchange(state_->closed, true)) {
-    state_->queue.clear();
-    for (const auto& operation : state_->operations) {
-      operation->chunks_left -= operation->chunks_queued;
-      operation->chunks_queued = 0;
-      operation->status = BulkStatus::kClosed;
+    for (BulkOperation* each = state_->operations.first(); each != nullptr;
+         each = Operations::After(*each)) {
+      each->status = BulkStatus::kClosed;
+      state_->DropQueued(*each);
     }
   }
   for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
@@ -301,8 +297,8 @@ void BulkEngine::Close(int drain_ms) {
     state_->FinishDrain(rail);
   }
   while (!state_->operations.empty()) {
-    state_->operations.front()->status = BulkStatus::kClosed;
-    state_->Finish(*state_->operations.front());
+    state_->operations.first()->status = BulkStatus::kClosed;
+    state_->Finish(*state_->operations.first());
   }
 }
 

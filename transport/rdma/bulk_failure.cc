@@ -30,39 +30,32 @@ void BulkEngine::State::FinishDrain(uint32_t rail) {
   ReapReceives(rail);
   state.queue_pair.reset();  // from here on nothing of it touches any memory
   while (!state.under_way.empty()) {
-    const BulkRequest request = state.under_way.front();
-    state.under_way.pop_front();
-    OnFailed(rail, request, IBV_WC_WR_FLUSH_ERR);
+    OnFailed(rail, state.under_way.PopFront(), IBV_WC_WR_FLUSH_ERR);
   }
   state.state = BulkRail::State::kDown;
   state.receives_missing = 0;
   // Bytes whose notification did not come through go again, too.
-  std::vector<BulkChunk> again = std::move(state.again);
-  state.again.clear();
-  for (const auto& operation : operations) {
-    if (operation->status != BulkStatus::kOk) continue;
-    for (const auto* chunks : {&operation->promised[rail], &operation->carried[rail]}) {
-      again.insert(again.end(), chunks->begin(), chunks->end());
-      operation->chunks_left += chunks->size();
+  for (BulkOperation* each = operations.first(); each != nullptr; each = Operations::After(*each)) {
+    for (Chunks* chunks : {&each->promised[rail], &each->carried[rail]}) {
+      while (BulkChunk* chunk = chunks->PopFront()) {
+        chunk->promised = false;
+        ++each->chunks_left;
+        state.again.PushBack(*chunk);
+      }
     }
   }
-  for (const auto& operation : operations) {
-    operation->carried[rail].clear();
-    operation->promised[rail].clear();
-  }
-  for (auto chunk = again.rbegin(); chunk != again.rend(); ++chunk) {
+  while (BulkChunk* chunk = state.again.PopBack()) {
     if (chunk->operation->status == BulkStatus::kOk) {
-      queue.push_front(*chunk);
-      ++chunk->operation->chunks_queued;
+      Requeue(*chunk);
       repeated.fetch_add(1);
     } else {
       --chunk->operation->chunks_left;
+      chunk_pool.Give(*chunk);
     }
   }
-  std::vector<BulkOperation*> all;
-  for (const auto& operation : operations) all.push_back(operation.get());
-  for (BulkOperation* operation : all) {
-    if (operation->chunks_left == 0) MaybeFinish(*operation);
+  for (BulkOperation *each = operations.first(), *next; each != nullptr; each = next) {
+    next = Operations::After(*each);
+    if (each->chunks_left == 0) MaybeFinish(*each);
   }
 }
 

@@ -18,24 +18,33 @@ void BulkEngine::State::NotifyWhereDue(BulkOperation& operation) {
   }
 }
 
+// Those that found no room.
+void BulkEngine::State::NotifyDue() {
+  for (size_t left = due.size(); left > 0 && !due.empty(); --left) NotifyWhereDue(*due.PopFront());
+}
+
 void BulkEngine::State::Notify(BulkOperation& operation, uint32_t rail) {
   BulkRail& state = rails[rail];
   if (state.state != BulkRail::State::kLive) return;  // its chunks go again
   SendLedger& ledger = state.queue_pair->ledger();
-  // Left for later when there is no room: every completion looks again.
-  if (state.notifications_under_way >= kNotifications || ledger.free() == 0) return;
+  if (state.notifications_under_way >= kNotifications || ledger.free() == 0) {
+    if (!operation.due.linked) due.PushBack(operation);  // the next completion looks again
+    return;
+  }
   const uint32_t sequence = ++next_sequence[rail];
   ibv_send_wr request = {};
   request.wr_id = ledger.Take();
   request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   request.send_flags = IBV_SEND_SIGNALED;
   request.imm_data = htonl(sequence);
-  state.under_way.push_back(
-      {request.wr_id, BulkRequest::Kind::kNotification, {&operation, 0, 0}, sequence});
+  state.under_way.PushBack(
+      {request.wr_id, BulkRequest::Kind::kNotification, nullptr, &operation, sequence});
   ++state.notifications_under_way;
   operation.notifying[rail] = true;
-  operation.promised[rail] = std::move(operation.carried[rail]);
-  operation.carried[rail].clear();
+  while (BulkChunk* chunk = operation.carried[rail].PopFront()) {
+    chunk->promised = true;
+    operation.promised[rail].PushBack(*chunk);
+  }
   PostList(rail, &request, 1);
 }
 

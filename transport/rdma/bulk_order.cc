@@ -5,14 +5,7 @@
 #include "transport/rdma/bulk_state.h"
 
 namespace penstock::transport::rdma {
-namespace {
-
-constexpr size_t kRecentPuts = 256;
-
-}  // namespace
-
-bool BulkEngine::State::Eligible(const BulkChunk& chunk, uint32_t rail) const {
-  const BulkOperation& operation = *chunk.operation;
+bool BulkEngine::State::Eligible(const BulkOperation& operation, uint32_t rail) const {
   if ((operation.key.rails & 1u << rail) == 0) return false;
   if (!operation.after_puts) return true;
   for (uint32_t other = 0; other < kMaxRails; ++other) {
@@ -34,7 +27,7 @@ void BulkEngine::State::Remember(const BulkOperation& put, uint32_t rail, uint32
                        forgotten_generation[oldest.rail] == oldest.generation;
     forgotten[oldest.rail] = oldest.sequence;
     forgotten_generation[oldest.rail] = alone ? oldest.generation : 0;
-    recent_puts.pop_front();
+    recent_puts.erase(recent_puts.begin());
   }
   recent_puts.push_back({put.remote, put.bytes, rail, rails[rail].generation, sequence});
 }
@@ -56,6 +49,18 @@ void BulkEngine::State::OrderAfterPuts(BulkOperation& operation) {
       order(recent.rail, recent.sequence, recent.generation);
     }
   }
+}
+
+void BulkEngine::State::OnPeerFence(const std::array<uint32_t, kMaxRails>& reached) {
+  if (reached == peer_fence) return;
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    // More than was ever sent is a lie, which harms the liar's own order only.
+    if (Covers(reached[rail], peer_fence[rail])) peer_fence[rail] = reached[rail];
+  }
+  std::erase_if(recent_puts, [&](const RecentPut& recent) {
+    return Covers(peer_fence[recent.rail], recent.sequence);
+  });
+  PumpAll();
 }
 
 }  // namespace penstock::transport::rdma

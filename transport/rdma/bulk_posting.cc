@@ -12,6 +12,21 @@ constexpr uint32_t kMostPosts = 16;
 
 }  // namespace
 
+// A chunk is the rail's from here on, and no more.
+void BulkEngine::State::PutOn(BulkRail& state, BulkChunk& chunk, uint32_t rail) {
+  state.bytes_under_way += chunk.bytes;
+  ++state.chunks_under_way;
+  if (chunk.operation->put) chunk.operation->carried[rail].PushBack(chunk);
+}
+
+void BulkEngine::State::TakeOff(BulkRail& state, BulkChunk& chunk, uint32_t rail) {
+  state.bytes_under_way -= chunk.bytes;
+  --state.chunks_under_way;
+  if (!chunk.operation->put) return;
+  (chunk.promised ? chunk.operation->promised : chunk.operation->carried)[rail].Remove(chunk);
+  chunk.promised = false;
+}
+
 bool BulkEngine::State::PostList(uint32_t rail, ibv_send_wr* requests, uint32_t count) {
   BulkRail& state = rails[rail];
   ibv_send_wr* bad = nullptr;
@@ -21,27 +36,25 @@ bool BulkEngine::State::PostList(uint32_t rail, ibv_send_wr* requests, uint32_t 
   state.queue_pair->ledger().Untake(count - done);
   // What was not posted goes back to the head, in its order.
   for (uint32_t i = count; i > done; --i) {
-    const BulkRequest request = state.under_way.back();
-    state.under_way.pop_back();
+    const BulkRequest request = state.under_way.PopBack();
     if (request.kind == BulkRequest::Kind::kChunk) {
-      state.bytes_under_way -= request.chunk.bytes;
-      --state.chunks_under_way;
-      ++request.chunk.operation->chunks_queued;
-      if (request.chunk.operation->put) {
-        std::erase_if(request.chunk.operation->carried[rail],
-                      [&](const BulkChunk& chunk) { return chunk.offset == request.chunk.offset; });
-      }
-      queue.push_front(request.chunk);
+      TakeOff(state, *request.chunk, rail);
+      Requeue(*request.chunk);
     } else if (request.kind == BulkRequest::Kind::kNotification) {
-      BulkOperation& operation = *request.chunk.operation;
+      BulkOperation& operation = *request.operation;
       operation.notifying[rail] = false;
-      operation.carried[rail] = std::move(operation.promised[rail]);
-      operation.promised[rail].clear();
+      while (BulkChunk* chunk = operation.promised[rail].PopBack()) {
+        chunk->promised = false;
+        operation.carried[rail].PushFront(*chunk);
+      }
+      if (!operation.due.linked) due.PushBack(operation);
       --state.notifications_under_way;
     }
   }
   char text[128];
-  if (error != ENOMEM && error != EAGAIN) {
+  if (error == ENOMEM || error == EAGAIN) {
+    post_again = true;
+  } else {
     BreakRail(rail, std::string("Cannot post: ") + strerror_r(error, text, sizeof text) + ".");
   }
   return false;
@@ -50,7 +63,7 @@ bool BulkEngine::State::PostList(uint32_t rail, ibv_send_wr* requests, uint32_t 
 // The least loaded rail first, and each at first no more than its share, so that a move of a few
 // chunks uses all rails. Then whoever has room takes what is left.
 void BulkEngine::State::PumpAll() {
-  if (queue.empty()) return;
+  if (queued == 0) return;
   std::array<uint32_t, kMaxRails> order = {0, 1, 2, 3};
   uint32_t live_rails = 0;
   for (const BulkRail& rail : rails) live_rails += rail.state == BulkRail::State::kLive ? 1 : 0;
@@ -60,31 +73,32 @@ void BulkEngine::State::PumpAll() {
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return load(a) < load(b); });
   for (uint32_t i = 0; i < live_rails; ++i) {
     const uint64_t left = live_rails - i;
-    Pump(order[i], (queue.size() + left - 1) / left);
+    Pump(order[i], (queued + left - 1) / left);
   }
   for (uint32_t i = 0; i < live_rails && live_rails > 1; ++i) Pump(order[i], UINT64_MAX);
 }
 
 void BulkEngine::State::Pump(uint32_t rail, uint64_t most) {
   BulkRail& state = rails[rail];
-  while (state.state == BulkRail::State::kLive && !queue.empty() && most > 0) {
+  while (state.state == BulkRail::State::kLive && queued > 0 && most > 0) {
     ibv_send_wr requests[kMostPosts] = {};
     ibv_sge parts[kMostPosts];
-    uint32_t count = 0;
+    BulkOperation* posted_whole[kMostPosts];
+    uint32_t count = 0, whole = 0;
     SendLedger& ledger = state.queue_pair->ledger();
-    std::vector<BulkOperation*> posted_whole;
-    for (auto next = queue.begin(); next != queue.end() && count < kMostPosts && count < most;) {
-      if (state.chunks_under_way >= options.bulk_depth || ledger.free() <= kReservedSendSlots)
+    for (BulkOperation* next = waiting.first();
+         next != nullptr && count < kMostPosts && count < most;) {
+      if (state.chunks_under_way >= options.bulk_depth || ledger.free() <= kReservedSendSlots) {
         break;
-      const BulkChunk chunk = *next;
+      }
+      BulkOperation& operation = *next;
       uint32_t lkey = 0;
-      if (!Eligible(chunk, rail) || !domain->LocalKey(*chunk.operation->region, rail, &lkey)) {
-        ++next;
+      if (!Eligible(operation, rail) || !operation.region->LocalKey(rail, &lkey)) {
+        next = WaitingOperations::After(operation);
         continue;
       }
-      next = queue.erase(next);
-      BulkOperation& operation = *chunk.operation;
-      --operation.chunks_queued;
+      if (operation.chunks_queued == 1) next = WaitingOperations::After(operation);
+      BulkChunk& chunk = NextChunk(operation);
       ibv_send_wr& request = requests[count];
       parts[count] = {operation.local + chunk.offset, static_cast<uint32_t>(chunk.bytes), lkey};
       request.wr_id = ledger.Take();
@@ -96,20 +110,16 @@ void BulkEngine::State::Pump(uint32_t rail, uint64_t most) {
       request.wr.rdma.rkey = operation.key.rkey[rail];
       if (count > 0) requests[count - 1].next = &request;
       ++count;
-      state.under_way.push_back({request.wr_id, BulkRequest::Kind::kChunk, chunk, 0});
-      state.bytes_under_way += chunk.bytes;
-      ++state.chunks_under_way;
-      if (operation.put) {
-        operation.carried[rail].push_back(chunk);
-        if (operation.chunks_queued == 0) posted_whole.push_back(&operation);
-      }
+      state.under_way.PushBack({request.wr_id, BulkRequest::Kind::kChunk, &chunk, nullptr, 0});
+      PutOn(state, chunk, rail);
+      if (operation.put && operation.chunks_queued == 0) posted_whole[whole++] = &operation;
     }
     if (count == 0) return;
     most -= count;
     state.active_ns = NowNanoseconds();
     if (!PostList(rail, requests, count)) return;
     // A Put that only this rail carries is notified right behind its bytes.
-    for (BulkOperation* operation : posted_whole) NotifyWhereDue(*operation);
+    for (uint32_t i = 0; i < whole; ++i) NotifyWhereDue(*posted_whole[i]);
   }
 }
 
@@ -124,7 +134,7 @@ void BulkEngine::State::Keepalive(uint32_t rail, int64_t now) {
   request.wr_id = state.queue_pair->ledger().Take();
   request.opcode = IBV_WR_RDMA_WRITE;
   request.send_flags = IBV_SEND_SIGNALED;
-  state.under_way.push_back({request.wr_id, BulkRequest::Kind::kKeepalive, {}, 0});
+  state.under_way.PushBack({request.wr_id, BulkRequest::Kind::kKeepalive, nullptr, nullptr, 0});
   PostList(rail, &request, 1);
 }
 

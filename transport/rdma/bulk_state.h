@@ -8,14 +8,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "transport/completion_queue.h"
 #include "transport/rdma/bulk_engine.h"
@@ -26,7 +25,13 @@
 namespace penstock::transport::rdma {
 
 inline constexpr int64_t kDrainMs = 2'000;
-inline constexpr uint32_t kNotifications = 64;  // under way per rail
+inline constexpr uint32_t kNotifications = 64;   // under way per rail
+inline constexpr size_t kMostOperations = 4096;  // accepted and not yet reported
+inline constexpr size_t kRecentPuts = 256;
+
+inline uint32_t BulkSendDepth(const RdmaOptions& options) {
+  return options.bulk_depth + kNotifications + 2 * kReservedSendSlots;
+}
 
 // Of counts modulo 2^32.
 inline bool Covers(uint32_t reached, uint32_t wanted) {
@@ -60,9 +65,14 @@ struct BulkEngine::State {
   std::mutex mutex;
   std::map<ibv_context*, ibv_comp_channel*> channels;
   std::array<BulkRail, kMaxRails> rails;
-  std::list<std::unique_ptr<BulkOperation>> operations;
-  std::deque<BulkChunk> queue;
-  std::deque<RecentPut> recent_puts;  // that the peer may not see yet
+  Pool<BulkOperation, &BulkOperation::link> operation_pool;
+  Pool<BulkChunk, &BulkChunk::link> chunk_pool;
+  Operations operations;
+  WaitingOperations waiting;
+  DueOperations due;
+  uint64_t queued = 0;                 // chunks of `waiting`
+  bool post_again = false;             // a device had no room although there was a slot
+  std::vector<RecentPut> recent_puts;  // that the peer may not see yet
   // The newest notifications of Puts that found no room there: every move waits for those.
   std::array<uint32_t, kMaxRails> forgotten{};
   std::array<uint16_t, kMaxRails> forgotten_generation{};
@@ -75,17 +85,23 @@ struct BulkEngine::State {
   std::array<std::atomic<uint16_t>, kMaxRails> live{};
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, repeated{0};
 
+  BulkChunk& NextChunk(BulkOperation& operation);
+  void Requeue(BulkChunk& chunk);
   void Finish(BulkOperation& operation);
   void MaybeFinish(BulkOperation& operation);
   void DropQueued(BulkOperation& operation);
   void Remember(const BulkOperation& put, uint32_t rail, uint32_t sequence);
   void OrderAfterPuts(BulkOperation& operation);
-  bool Eligible(const BulkChunk& chunk, uint32_t rail) const;
+  bool Eligible(const BulkOperation& operation, uint32_t rail) const;
+  void OnPeerFence(const std::array<uint32_t, kMaxRails>& reached);
   void PumpAll();
   void Pump(uint32_t rail, uint64_t most);
+  void PutOn(BulkRail& state, BulkChunk& chunk, uint32_t rail);
+  void TakeOff(BulkRail& state, BulkChunk& chunk, uint32_t rail);
   bool PostList(uint32_t rail, ibv_send_wr* requests, uint32_t count);
   void Notify(BulkOperation& operation, uint32_t rail);
   void NotifyWhereDue(BulkOperation& operation);
+  void NotifyDue();
   bool Reap(uint32_t rail);
   void OnDone(uint32_t rail, const BulkRequest& request);
   void OnFailed(uint32_t rail, const BulkRequest& request, ibv_wc_status status);

@@ -220,10 +220,9 @@ Result<ibv_mr*> Domain::RegisterLocal(Device& device, void* address, size_t byte
   return registration;
 }
 
-bool Domain::LocalKey(const MemoryRegion& region, uint32_t rail, uint32_t* lkey) const {
+const RdmaRegion* Domain::Own(const MemoryRegion& region) const {
   const auto* ours = dynamic_cast<const RdmaRegion*>(&region);
-  if (ours == nullptr || ours->domain() != this || rail >= kMaxRails) return false;
-  return ours->LocalKey(rail, lkey);
+  return ours != nullptr && ours->domain() == this ? ours : nullptr;
 }
 
 uint64_t Domain::registered_bytes() const {

@@ -52,8 +52,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // deregisters it.
   Result<ibv_mr*> RegisterLocal(Device& device, void* address, size_t bytes);
 
-  // The local key of a region on a rail's device; 0 and false if it has none there.
-  bool LocalKey(const MemoryRegion& region, uint32_t rail, uint32_t* lkey) const;
+  // The region as one of this domain, or nullptr if another one registered it.
+  const RdmaRegion* Own(const MemoryRegion& region) const;
 
   uint64_t registered_bytes() const;
 

@@ -1,0 +1,130 @@
+// What the bulk engine refuses, bounds and gives up, over the fake fabric.
+#include <unistd.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <new>
+
+#include "tests/transport/rdma_pair.h"
+
+using namespace penstock;
+using namespace penstock::transport;
+using rdma::fake::FabricOptions;
+
+namespace {
+
+thread_local uint64_t allocations = 0;
+
+// One page of registered memory for each of many moves, at both ends.
+struct Field {
+  explicit Field(RdmaPair& pair, size_t bytes = 1 << 20)
+      : here(Noise(bytes, 1)), there(Noise(bytes, 2)) {
+    auto near = pair.near->Register(here.data(), here.size(), Access::kPeerReadsAndWrites);
+    auto far = pair.far->Register(there.data(), there.size(), Access::kPeerReadsAndWrites);
+    REQUIRE(near);
+    REQUIRE(far);
+    local = std::move(*near);
+    remote = std::move(*far);
+  }
+  void Reset() {
+    local.reset();
+    remote.reset();
+  }
+  std::vector<std::byte> here, there;
+  std::unique_ptr<MemoryRegion> local, remote;
+};
+
+void Await(RdmaPair& pair, Collector& collector, size_t count) {
+  ReceiveUntil(*pair.near, collector, [&] { return collector.done.size() >= count; });
+}
+
+}  // namespace
+
+// Counts what a thread of this test allocates.
+void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+TEST_CASE("a move with memory that another connection registered is refused", "[rdma][bulk]") {
+  RdmaPair pair = MakeRdmaPair(), other = MakeRdmaPair();
+  Field field(pair), foreign(other);
+  const std::vector<std::byte> here = foreign.here, there = field.there;
+  REQUIRE(pair.near->Get(*foreign.local, 0, field.remote->key(), 0, 4096, 1) == Outcome::kOk);
+  REQUIRE(pair.near->Put(*foreign.local, 0, field.remote->key(), 0, 4096, 2) == Outcome::kOk);
+  Collector collector;
+  Await(pair, collector, 2);
+  for (const Done& done : collector.done) {
+    CHECK(done.status == BulkStatus::kRefused);
+    CHECK(done.bytes == 0);
+  }
+  Settle(*pair.near, *pair.far);
+  CHECK(Same(foreign.here, here));
+  CHECK(Same(field.there, there));
+  field.Reset();
+  foreign.Reset();
+  CheckClean(pair);
+  CheckClean(other);
+}
+
+TEST_CASE("moves beyond the limit have to wait for reports", "[rdma][bulk]") {
+  constexpr uint64_t kLimit = 4096, kBytes = 64;
+  RdmaPair pair = MakeRdmaPair();
+  Field field(pair, (kLimit + 1) * kBytes);
+  pair.fabric->HoldSendCompletions(true);
+  uint64_t accepted = 0;
+  const auto get = [&](uint64_t i) {
+    return pair.near->Get(*field.local, i * kBytes, field.remote->key(), i * kBytes, kBytes, i);
+  };
+  while (accepted <= kLimit && get(accepted) == Outcome::kOk) ++accepted;
+  CHECK(accepted == kLimit);
+  CHECK(get(accepted) == Outcome::kAgain);
+  CHECK(pair.near->Put(*field.local, 0, field.remote->key(), 0, 1, 1) == Outcome::kAgain);
+  pair.fabric->HoldSendCompletions(false);
+  Collector collector;
+  Await(pair, collector, accepted);
+  REQUIRE(get(accepted) == Outcome::kOk);
+  Await(pair, collector, accepted + 1);
+  CHECK(collector.done.size() == accepted + 1);
+  for (const Done& done : collector.done) CHECK(done.status == BulkStatus::kOk);
+  CHECK(Same(field.here, field.there));
+  field.Reset();
+  CheckClean(pair);
+}
+
+TEST_CASE("a move allocates nothing", "[rdma][bulk]") {
+  RdmaPairOptions options;
+  RdmaPair pair = MakeRdmaPair(options);
+  Field field(pair);
+  constexpr uint64_t kMoves = 48, kBytes = 4096;
+  Collector collector;
+  uint64_t cookie = 0;
+  const auto move = [&] {
+    const uint64_t at = cookie % kMoves * kBytes;
+    return cookie % 2 == 0
+               ? pair.near->Get(*field.local, at, field.remote->key(), at, kBytes, cookie++)
+               : pair.near->Put(*field.local, at, field.remote->key(), at, kBytes, cookie++);
+  };
+  // The fabric allocates for what is posted. So the send queue is filled first, and what comes then
+  // stays with the engine.
+  pair.fabric->HoldSendCompletions(true);
+  for (uint32_t i = 0; i < options.rdma.bulk_depth; ++i) REQUIRE(move() == Outcome::kOk);
+  usleep(20'000);
+  const uint64_t before = allocations;
+  bool accepted = true;
+  for (uint64_t i = 0; i < kMoves; ++i) accepted = move() == Outcome::kOk && accepted;
+  CHECK(allocations == before);
+  CHECK(accepted);
+  pair.fabric->HoldSendCompletions(false);
+  Await(pair, collector, cookie);
+  field.Reset();
+  CheckClean(pair);
+}
