@@ -9,13 +9,13 @@
 # Each program and library has its C++ library inside: a program never sees a second one, and Debian's
 # asks for a newer C library than we do.
 set(private_folder lib/penstock/private)
-foreach(program penstock penstockd)
+foreach(program penstock penstockd penstock-perf)
   target_link_libraries(${program} PRIVATE penstock_old_glibc)
   target_link_options(${program} PRIVATE -static-libstdc++ -static-libgcc)
 endforeach()
-set_target_properties(penstock penstockd PROPERTIES
+set_target_properties(penstock penstockd penstock-perf PROPERTIES
   INSTALL_RPATH "$ORIGIN/../${private_folder}")
-install(TARGETS penstock penstockd
+install(TARGETS penstock penstockd penstock-perf
   RUNTIME_DEPENDENCY_SET programs
   RUNTIME DESTINATION bin)
 install(RUNTIME_DEPENDENCY_SET programs
@@ -41,6 +41,6 @@ set(CPACK_OUTPUT_FILE_PREFIX ${CMAKE_BINARY_DIR})
 include(CPack)
 add_custom_target(tarball
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake
-  DEPENDS penstock penstockd penstock_libcuda simgpu_cuda samples_all
+  DEPENDS penstock penstockd penstock-perf penstock_libcuda simgpu_cuda samples_all
   COMMENT "${CPACK_PACKAGE_FILE_NAME}.tar.gz"
   VERBATIM)
