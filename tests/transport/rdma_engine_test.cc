@@ -1,7 +1,7 @@
 // What the bulk engine refuses, bounds and gives up, over the fake fabric.
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <new>
@@ -125,6 +125,39 @@ TEST_CASE("a move allocates nothing", "[rdma][bulk]") {
   CHECK(accepted);
   pair.fabric->HoldSendCompletions(false);
   Await(pair, collector, cookie);
+  field.Reset();
+  CheckClean(pair);
+}
+
+TEST_CASE("nobody waits while a broken rail is drained", "[rdma][bulk][failover]") {
+  RdmaPair pair = MakeRdmaPair();
+  Field field(pair);
+  MemoryKey gone;
+  {
+    std::vector<std::byte> memory(4096);
+    auto region = pair.far->Register(memory.data(), memory.size(), Access::kPeerReads);
+    REQUIRE(region);
+    gone = (*region)->key();
+  }
+  // The client's queue pair breaks and is made anew, while the server's waits for completions.
+  pair.fabric->HoldSendCompletions(true);
+  REQUIRE(pair.near->Get(*field.local, 0, gone, 0, 4096, 0) == Outcome::kOk);
+  int64_t longest_ms = 0;
+  uint64_t cookie = 0;
+  for (const Deadline end = Deadline::After(1'500); !end.expired(); usleep(20'000)) {
+    const int64_t start = NowNanoseconds();
+    REQUIRE(pair.near->Get(*field.local, 0, field.remote->key(), 0, 4096, ++cookie) ==
+            Outcome::kOk);
+    longest_ms = std::max(longest_ms, (NowNanoseconds() - start) / 1'000'000);
+  }
+  CHECK(longest_ms < 300);
+  pair.fabric->HoldSendCompletions(false);
+  Collector collector;
+  Await(pair, collector, cookie + 1);
+  for (const Done& done : collector.done) {
+    CHECK(done.status == (done.cookie == 0 ? BulkStatus::kRefused : BulkStatus::kOk));
+  }
+  CHECK(std::memcmp(field.here.data(), field.there.data(), 4096) == 0);
   field.Reset();
   CheckClean(pair);
 }

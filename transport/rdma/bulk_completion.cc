@@ -59,8 +59,10 @@ void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_
   if (IsRefusal(status)) {
     BulkOperation& operation = *chunk.operation;
     operation.status = BulkStatus::kRefused;
-    live[rail].store(kRailRefused, std::memory_order_release);
-    changed = true;
+    if (state.successor == nullptr) {
+      live[rail].store(kRailRefused, std::memory_order_release);
+      changed = true;
+    }
     --operation.chunks_left;
     chunk_pool.Give(chunk);
     DropQueued(operation);

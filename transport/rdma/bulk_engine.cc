@@ -34,6 +34,14 @@ BulkEngine::State::State(std::shared_ptr<Domain> domain, const RdmaOptions& opti
   recent_puts.reserve(kRecentPuts + 1);
 }
 
+BulkEngine::State::Turn::~Turn() {
+  const bool wake = std::exchange(state_.wants_wake, false);
+  const bool changed = std::exchange(state_.changed, false);
+  lock_.unlock();
+  if (wake) state_.wake();
+  if (changed) state_.rails_changed();
+}
+
 BulkEngine::BulkEngine(std::shared_ptr<Domain> domain, const RdmaOptions& options, bool initiator,
                        CompletionQueue& completions, std::function<void()> wake,
                        std::function<void()> rails_changed)
@@ -82,47 +90,35 @@ Status BulkEngine::PostReceives(QueuePair& queue_pair) {
 
 void BulkEngine::Admit(uint32_t rail, uint16_t generation, std::unique_ptr<QueuePair> queue_pair) {
   if (rail >= kMaxRails) return;
-  {
-    std::lock_guard lock(state_->mutex);
-    if (state_->closed) return;
-    BulkRail& state = state_->rails[rail];
-    state_->BreakRail(rail, "A newer queue pair takes its place.");
-    const Deadline deadline = Deadline::After(kDrainMs);
-    while (state.state == BulkRail::State::kDraining) {
-      state_->Reap(rail);
-      state_->ReapReceives(rail);
-      if (state_->Drained(rail) || deadline.expired()) {
-        state_->FinishDrain(rail);
-      } else {
-        usleep(100);
-      }
-    }
-    state.state = BulkRail::State::kLive;
-    state.generation = generation;
-    state.queue_pair = std::move(queue_pair);
-    state.active_ns = NowNanoseconds();
-    state.receives_missing = 0;
-    state_->live[rail].store(generation, std::memory_order_release);
-    state_->changed = false;
-    state.under_way.Prepare(BulkSendDepth(state_->options));
-    state_->NotifyDue();
-    state_->PumpAll();
+  std::unique_ptr<QueuePair> overtaken;  // destroyed without the lock
+  State::Turn turn(*state_);
+  if (state_->closed) {
+    overtaken = std::move(queue_pair);
+    return;
   }
-  state_->wake();
-  state_->rails_changed();
+  BulkRail& state = state_->rails[rail];
+  state_->BreakRail(rail, "A newer queue pair takes its place.");
+  overtaken = std::move(state.successor);
+  state.successor = std::move(queue_pair);
+  state.successor_generation = generation;
+  state_->live[rail].store(generation, std::memory_order_release);
+  state_->changed = state_->wants_wake = true;
+  if (state.state == BulkRail::State::kDown) state_->InstallSuccessor(rail);
 }
 
 void BulkEngine::Drop(uint32_t rail, uint16_t generation, const std::string& reason) {
   if (rail >= kMaxRails) return;
-  bool changed;
-  {
-    std::lock_guard lock(state_->mutex);
-    BulkRail& state = state_->rails[rail];
-    if (state.state != BulkRail::State::kLive || state.generation != generation) return;
+  std::unique_ptr<QueuePair> dropped;  // destroyed without the lock
+  State::Turn turn(*state_);
+  BulkRail& state = state_->rails[rail];
+  if (state.successor != nullptr) {
+    if (state.successor_generation != generation) return;
+    dropped = std::move(state.successor);
+    state_->live[rail].store(0, std::memory_order_release);
+    state_->changed = true;
+  } else if (state.generation == generation) {
     state_->BreakRail(rail, reason);
-    changed = std::exchange(state_->changed, false);
   }
-  if (changed) state_->rails_changed();
 }
 
 std::array<uint16_t, kMaxRails> BulkEngine::live() const {
@@ -155,9 +151,8 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
                        bytes <= key.bytes - remote_offset &&
                        key.address + key.bytes >= key.address && local_offset <= local.size() &&
                        bytes <= local.size() - local_offset && region != nullptr;
-  bool changed;
   {
-    std::lock_guard lock(state_->mutex);
+    State::Turn turn(*state_);
     if (state_->closed || !state_->initiator) return Outcome::kClosed;
     if (!allowed || bytes == 0) {
       state_->completions.Push({cookie, allowed ? BulkStatus::kOk : BulkStatus::kRefused, 0});
@@ -181,21 +176,14 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
     state_->waiting.PushBack(operation);
     state_->queued += operation.chunks_queued;
     state_->PumpAll();
-    changed = std::exchange(state_->changed, false);
   }
-  if (changed) state_->rails_changed();
   return Outcome::kOk;
 }
 
 void BulkEngine::OnPeerFence(const std::array<uint32_t, kMaxRails>& fence) {
   if (!state_->initiator) return;
-  bool wake = false;
-  {
-    std::lock_guard lock(state_->mutex);
-    wake = state_->queued > 0;
-    state_->OnPeerFence(fence);
-  }
-  if (wake) state_->wake();
+  State::Turn turn(*state_);
+  state_->OnPeerFence(fence);
 }
 
 std::array<uint32_t, kMaxRails> BulkEngine::fence() const {
@@ -215,7 +203,7 @@ bool BulkEngine::FenceReached(const std::array<uint32_t, kMaxRails>& fence) {
     }
     if (reached) return true;
     if (attempt == 0) {
-      std::lock_guard lock(state_->mutex);
+      State::Turn turn(*state_);
       for (uint32_t rail = 0; rail < kMaxRails; ++rail) state_->ReapReceives(rail);
     }
   }
@@ -223,14 +211,8 @@ bool BulkEngine::FenceReached(const std::array<uint32_t, kMaxRails>& fence) {
 }
 
 bool BulkEngine::Poll() {
-  bool any, changed;
-  {
-    std::lock_guard lock(state_->mutex);
-    any = state_->PollAll();
-    changed = std::exchange(state_->changed, false);
-  }
-  if (changed) state_->rails_changed();
-  return any;
+  State::Turn turn(*state_);
+  return state_->PollAll();
 }
 
 bool BulkEngine::Arm() {
@@ -278,23 +260,34 @@ Deadline BulkEngine::next_tick() const {
 }
 
 void BulkEngine::Close(int drain_ms) {
-  std::lock_guard lock(state_->mutex);
-  if (!std::exchange(state_->closed, true)) {
-    for (BulkOperation* each = state_->operations.first(); each != nullptr;
-         each = Operations::After(*each)) {
-      each->status = BulkStatus::kClosed;
-      state_->DropQueued(*each);
+  std::array<std::unique_ptr<QueuePair>, kMaxRails> unused;  // destroyed without the lock
+  {
+    State::Turn turn(*state_);
+    if (!std::exchange(state_->closed, true)) {
+      for (BulkOperation* each = state_->operations.first(); each != nullptr;
+           each = Operations::After(*each)) {
+        each->status = BulkStatus::kClosed;
+        state_->DropQueued(*each);
+      }
+    }
+    for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+      state_->BreakRail(rail, "The connection ends.");
+      unused[rail] = std::move(state_->rails[rail].successor);
     }
   }
-  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
-    BulkRail& state = state_->rails[rail];
-    state_->BreakRail(rail, "The connection ends.");
-    if (state.state != BulkRail::State::kDraining) continue;
-    const Deadline deadline = Deadline::After(drain_ms);
-    while (!state.under_way.empty() && !deadline.expired()) {
-      if (!state_->Reap(rail)) usleep(100);
+  const Deadline deadline = Deadline::After(drain_ms);
+  for (bool idle = false; !idle; usleep(100)) {
+    State::Turn turn(*state_);
+    idle = true;
+    for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+      state_->Reap(rail);
+      idle = idle && state_->rails[rail].under_way.empty();
     }
-    state_->FinishDrain(rail);
+    if (deadline.expired()) break;
+  }
+  State::Turn turn(*state_);
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    if (state_->rails[rail].state == BulkRail::State::kDraining) state_->FinishDrain(rail);
   }
   while (!state_->operations.empty()) {
     state_->operations.first()->status = BulkStatus::kClosed;

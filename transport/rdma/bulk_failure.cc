@@ -1,4 +1,7 @@
 // Rails that end: broken, drained, destroyed, and what they carried given to the others.
+//
+// Nobody waits for a drain: the keeper looks again until it is over, and a newer queue pair of the
+// rail waits behind it.
 #include "common/log.h"
 #include "transport/rdma/bulk_state.h"
 
@@ -13,12 +16,24 @@ void BulkEngine::State::BreakRail(uint32_t rail, const std::string& reason) {
   state.drain_until_ns = NowNanoseconds() + kDrainMs * 1'000'000;
   state.queue_pair->Break();
   live[rail].store(0, std::memory_order_release);
-  changed = true;
-  wake();
+  changed = wants_wake = true;
 }
 
 // The receiver of notifications looks at every receive, too: one of them may be a notification that
 // the sender knows to be done, and waits for us to count.
+void BulkEngine::State::InstallSuccessor(uint32_t rail) {
+  BulkRail& state = rails[rail];
+  if (state.successor == nullptr) return;
+  state.state = BulkRail::State::kLive;
+  state.queue_pair = std::move(state.successor);
+  state.generation = state.successor_generation;
+  state.under_way.Prepare(BulkSendDepth(options));
+  state.active_ns = NowNanoseconds();
+  state.receives_missing = 0;
+  NotifyDue();
+  PumpAll();
+}
+
 bool BulkEngine::State::Drained(uint32_t rail) const {
   const BulkRail& state = rails[rail];
   return state.under_way.empty() &&
@@ -57,6 +72,7 @@ void BulkEngine::State::FinishDrain(uint32_t rail) {
     next = Operations::After(*each);
     if (each->chunks_left == 0) MaybeFinish(*each);
   }
+  InstallSuccessor(rail);
 }
 
 }  // namespace penstock::transport::rdma

@@ -60,6 +60,8 @@ void BulkEngine::State::OnPeerFence(const std::array<uint32_t, kMaxRails>& reach
   std::erase_if(recent_puts, [&](const RecentPut& recent) {
     return Covers(peer_fence[recent.rail], recent.sequence);
   });
+  if (queued == 0) return;
+  wants_wake = true;
   PumpAll();
 }
 

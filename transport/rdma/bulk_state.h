@@ -47,6 +47,17 @@ struct BulkEngine::State {
         CompletionQueue& completions, std::function<void()> wake,
         std::function<void()> rails_changed);
 
+  // Holds the lock. At its end, without it, whom it concerns is told what has changed.
+  class Turn {
+   public:
+    explicit Turn(State& state) : state_(state), lock_(state.mutex) {}
+    ~Turn();
+
+   private:
+    State& state_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
   struct RecentPut {
     uint64_t address, bytes;
     uint32_t rail;
@@ -79,7 +90,7 @@ struct BulkEngine::State {
   std::array<uint32_t, kMaxRails> next_sequence{};
   std::array<uint32_t, kMaxRails> peer_fence{};
   bool closed = false;
-  bool changed = false;  // rails_changed is due
+  bool wants_wake = false, changed = false;  // wake and rails_changed are due
 
   std::array<std::atomic<uint32_t>, kMaxRails> fence{};  // completed, or received when passive
   std::array<std::atomic<uint16_t>, kMaxRails> live{};
@@ -107,6 +118,7 @@ struct BulkEngine::State {
   void OnFailed(uint32_t rail, const BulkRequest& request, ibv_wc_status status);
   bool ReapReceives(uint32_t rail);
   void BreakRail(uint32_t rail, const std::string& reason);
+  void InstallSuccessor(uint32_t rail);
   bool Drained(uint32_t rail) const;
   void FinishDrain(uint32_t rail);
   void Keepalive(uint32_t rail, int64_t now);

@@ -99,6 +99,9 @@ struct BulkRail {
   uint32_t receives_missing = 0;
   int64_t active_ns = 0;
   int64_t drain_until_ns = 0;
+  // Takes over when the older queue pair is drained.
+  std::unique_ptr<QueuePair> successor;
+  uint16_t successor_generation = 0;
 };
 
 }  // namespace penstock::transport::rdma
