@@ -4,7 +4,8 @@
 //
 // Control: an ordered, reliable stream of frames each way, exactly once while the connection lives.
 // A sender reserves space in the send ring, writes the frame there and commits it. Neither call
-// blocks, allocates or enters the kernel unless kFlush asks that the bytes leave now.
+// blocks, allocates or enters the kernel unless kFlush asks that the bytes leave now, or a receiver
+// in shared memory sleeps and has to be woken.
 //
 // Bulk: one-sided moves between memory that both ends have registered. The *server* starts all of
 // them: Get pulls from the peer's memory, Put pushes to it. There is no order between bulk moves,
@@ -69,6 +70,17 @@ class MemoryRegion {
   virtual const MemoryKey& key() const = 0;
 };
 
+// Memory of the peer that has an address in this process.
+struct ReachedMemory {
+  std::byte* address = nullptr;  // of the first byte asked for
+  // The whole of what is mapped, the same for as long as `keep` is held.
+  std::byte* base = nullptr;
+  size_t bytes = 0;
+  // The addresses are good while this is held. With the last but this holder gone, the peer has
+  // taken the memory back.
+  std::shared_ptr<const void> keep;
+};
+
 enum class BulkStatus : uint8_t {
   kOk,
   kRefused,  // the peer has no such registration, or the range or access is outside it
@@ -125,6 +137,17 @@ class Connection {
 
   virtual Result<std::unique_ptr<MemoryRegion>> Register(void* address, size_t bytes,
                                                          Access access) = 0;
+  // Zeroed memory of the region's own, whole pages, for the peer to read or write. A transport may
+  // make it in a way that the peer needs no copy for (Reach). Not for the local side of Get or Put.
+  virtual Result<std::unique_ptr<MemoryRegion>> Allocate(size_t bytes, Access access);
+  // True if the peer's memory can be touched here, without a Get or a Put. What this process then
+  // writes is visible to the peer by the time it handles a frame that is sent from then on. The
+  // peer may write at any time, so nothing read from it is read twice.
+  virtual bool Reach(const MemoryKey& key, uint64_t offset, uint64_t bytes, Access wanted,
+                     ReachedMemory* memory) {
+    (void)key, (void)offset, (void)bytes, (void)wanted, (void)memory;
+    return false;
+  }
   // Pulls `bytes` from the peer's memory `source` + source_offset into local memory. The local
   // region must stay alive until OnBulkDone(cookie). Zero bytes complete without touching memory.
   virtual Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <thread>
 
 #include "tests/transport/rdma_pair.h"
 #include "transport/fault/fault.h"
 #include "transport/inproc/inproc.h"
+#include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
 
 namespace penstock::transport {
@@ -36,6 +38,28 @@ Pair MakeTcpPair(const PairOptions& options) {
 Pair MakeInprocPair(const PairOptions& options) {
   auto [near, far] = inproc::MakePair({options.ring_bytes, options.max_frame});
   return {nullptr, std::move(near), std::move(far)};
+}
+
+// `near` is the server, which starts bulk moves.
+Pair MakeShmPair(const PairOptions& options) {
+  shm::ShmOptions shm;
+  shm.ring_bytes = options.ring_bytes;
+  shm.max_frame = options.max_frame;
+  shm.slot_bytes = static_cast<uint32_t>(std::min<uint64_t>(options.bulk_chunk, shm.slot_bytes));
+  const shm::Token token = {1, 2, 3};
+  auto listener = shm::Listener::Open(shm);
+  REQUIRE(listener);
+  Pair pair;
+  std::thread client([&] {
+    auto dialled = shm::Dial(shm, (*listener)->name(), token, Deadline::After(5000));
+    if (dialled) pair.far = std::move(*dialled);
+  });
+  auto accepted = (*listener)->Accept(token, Deadline::After(5000));
+  client.join();
+  REQUIRE(accepted);
+  REQUIRE(pair.far != nullptr);
+  pair.near = std::move(*accepted);
+  return pair;
 }
 
 namespace {
@@ -85,6 +109,7 @@ std::vector<Backend> Backends() {
   return {
       {"tcp", [](const PairOptions& options) { return MakeTcpPair(options); }},
       {"inproc", [](const PairOptions& options) { return MakeInprocPair(options); }},
+      {"shm", [](const PairOptions& options) { return MakeShmPair(options); }, false},
       {"rdma over fake verbs",
        [](const PairOptions& options) { return MakeRdmaConformancePair(options, 1); }, false},
       {"rdma over fake verbs, two rails",
@@ -96,6 +121,8 @@ std::vector<Backend> Backends() {
        false},
       {"tcp with benign faults",
        [](const PairOptions& options) { return AddBenignFaults(MakeTcpPair(options)); }},
+      {"shm with benign faults",
+       [](const PairOptions& options) { return AddBenignFaults(MakeShmPair(options)); }, false},
       {"inproc with benign faults",
        [](const PairOptions& options) { return AddBenignFaults(MakeInprocPair(options)); }},
   };

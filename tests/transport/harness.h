@@ -26,7 +26,7 @@ struct PairOptions {
   uint64_t bulk_window = 16 << 20;
 };
 
-// `near` can start bulk moves. Over rdma `far`, the client, cannot.
+// `near` can start bulk moves. Over rdma and shm `far`, the client, cannot.
 struct Backend {
   std::string name;
   Pair (*make)(const PairOptions& options);
@@ -36,6 +36,7 @@ struct Backend {
 std::vector<Backend> Backends();
 Pair MakeTcpPair(const PairOptions& options = {});
 Pair MakeInprocPair(const PairOptions& options = {});
+Pair MakeShmPair(const PairOptions& options = {});
 
 struct Done {
   uint64_t cookie;

@@ -44,6 +44,13 @@ class Faulty : public Connection, private Handler {
                                                  Access access) override {
     return inner_->Register(address, bytes, access);
   }
+  Result<std::unique_ptr<MemoryRegion>> Allocate(size_t bytes, Access access) override {
+    return inner_->Allocate(bytes, access);
+  }
+  bool Reach(const MemoryKey& key, uint64_t offset, uint64_t bytes, Access wanted,
+             ReachedMemory* memory) override {
+    return inner_->Reach(key, offset, bytes, wanted, memory);
+  }
   Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,
               uint64_t source_offset, uint64_t bytes, uint64_t cookie) override;
   Outcome Put(MemoryRegion& source, uint64_t source_offset, const MemoryKey& target,
