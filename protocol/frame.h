@@ -2,9 +2,10 @@
 //
 //   FrameHeader | fixed struct of the function | sections, each padded to 8 bytes
 //
-// Numbered frames (calls, replies, output) carry a sequence that grows by one per direction and are
-// kept by the sender until acknowledged; the receiver drops a number it has seen. Progress,
-// acknowledge and heartbeat frames are unnumbered and idempotent: they hold absolute values only.
+// Numbered frames (calls, replies, output, host functions) carry a sequence that grows by one per
+// direction and are kept by the sender until acknowledged; the receiver drops a number it has seen.
+// Progress, acknowledge and heartbeat frames are unnumbered and idempotent: they hold absolute
+// values only.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,15 @@
 namespace penstock {
 
 enum class FrameType : uint16_t {
-  kCall = 1,         // client to server: a function to run; with kNeedsReply somebody waits
-  kReply = 2,        // server to client: `subject` is the sequence of the call
-  kProgress = 3,     // server to client: ProgressEntry[]; unnumbered
-  kAcknowledge = 4,  // either way: only `acknowledged` matters; unnumbered
-  kHeartbeat = 5,    // either way; unnumbered
-  kOutput = 6,       // server to client: OutputHeader and text for the program's stdout or stderr
-  kGoodbye = 7,      // either way: the sender ends the session on purpose; text says why
+  kCall = 1,          // client to server: a function to run; with kNeedsReply somebody waits
+  kReply = 2,         // server to client: `subject` is the sequence of the call
+  kProgress = 3,      // server to client: ProgressEntry[]; unnumbered
+  kAcknowledge = 4,   // either way: only `acknowledged` matters; unnumbered
+  kHeartbeat = 5,     // either way; unnumbered
+  kOutput = 6,        // server to client: OutputHeader and text for the program's stdout or stderr
+  kGoodbye = 7,       // either way: the sender ends the session on purpose; text says why
+  kHostFunction = 8,  // server to client: `subject` is the id of a HostFunctionCommand whose turn
+                      // it is, `result` what has become of its context
 };
 
 enum FrameFlags : uint16_t {

@@ -46,7 +46,8 @@ inline constexpr uint16_t kOldestProtocolVersion = 1;
 // Feature bits: unknown ones are ignored, so an old peer never sees what it does not know.
 enum Features : uint64_t {
   kFeatureNone = 0,
-  kFeatureRdma = 1 << 0,  // can carry a session over RDMA, and is not told not to
+  kFeatureRdma = 1 << 0,           // can carry a session over RDMA, and is not told not to
+  kFeatureHostFunctions = 1 << 1,  // Operation::kHostFunction and its frame
 };
 
 using Nonce = std::array<uint8_t, 32>;

@@ -36,6 +36,11 @@ inline constexpr uint64_t kAcknowledgeBytes = 512 * 1024;
 // than one (see kGatedCopyCost).
 inline constexpr uint32_t kStreamWindow = 512;
 inline constexpr uint32_t kGatedCopyCost = 4;
+// Event, two gate operations and a mark.
+inline constexpr uint32_t kHostFunctionCost = 4;
+// Host functions of one session that have not returned. More than all streams of a real program can
+// hold in their windows.
+inline constexpr uint32_t kMaxHostFunctions = 1u << 16;
 // Staging slots a client owns for pageable uploads: posted copies that the server has not pulled
 // yet.
 inline constexpr uint32_t kSmallStagingBytes = 64 * 1024;

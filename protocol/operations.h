@@ -17,6 +17,8 @@ enum class Operation : uint32_t {
   kLoadModule = 0x8004,
   kGetFunction = 0x8005,
   kWaitStreamProgress = 0x8006,
+  kHostFunction = 0x8007,
+  kHostFunctionDone = 0x8008,
 };
 inline constexpr uint32_t kFirstOperation = 0x8001;
 
@@ -148,6 +150,18 @@ struct KernelParameter {
 struct WaitStreamProgressCommand {
   uint64_t stream;
   uint64_t value;  // of ProgressEntry, as the client counts cost
+};
+
+// --- A function of the program in a stream: posted. When the stream gets there, the server sends a
+//     FrameType::kHostFunction with this id and waits; HostFunctionDone, posted, lets the stream go
+//     on. A function that cannot get its turn is sent with the error, and nothing waits for it.
+struct HostFunctionCommand {
+  uint64_t stream;
+  uint64_t id;  // minted by the client, never again
+};
+static_assert(sizeof(HostFunctionCommand) == 16);
+struct HostFunctionDoneCommand {
+  uint64_t id;
 };
 
 }  // namespace penstock

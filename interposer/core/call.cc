@@ -61,6 +61,10 @@ Call::Call(Function function, Need need) : function_(function) {
     if (context != nullptr && context->active.load(std::memory_order_acquire)) context_ = context;
   }
   if (need != kContext) return;
+  if (thread_->in_host_function) {
+    result_ = CUDA_ERROR_NOT_PERMITTED;
+    return;
+  }
   if (context_ == nullptr) {
     result_ = current.null() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return;
@@ -72,6 +76,10 @@ Call::Call(Function function, Need need) : function_(function) {
 
 bool Call::Out(const void* pointer) {
   return pointer != nullptr || Refuse(CUDA_ERROR_INVALID_VALUE);
+}
+
+bool Call::Permitted() {
+  return !thread_->in_host_function || Refuse(CUDA_ERROR_NOT_PERMITTED);
 }
 
 bool Call::Device(CUdevice device, int32_t* wire) {
@@ -287,7 +295,9 @@ CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
                          std::span<const std::span<const std::byte>> sections, uint32_t cost) {
   if (nothing_) return CUDA_SUCCESS;
   if (session_->synchronous()) {
-    return InvokeBytes(function, command, bytes, sections, nullptr, 0, nullptr);
+    // The reply says that the driver has taken it, not that it is done: the window holds as ever.
+    ReplyWaiter waiter;
+    return Exchange(function, command, bytes, sections, cost, &waiter);
   }
   OutgoingCall call;
   call.function = function;
@@ -312,7 +322,8 @@ CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
 }
 
 CUresult Call::Exchange(uint32_t function, const void* command, size_t bytes,
-                        std::span<const std::span<const std::byte>> sections, ReplyWaiter* waiter) {
+                        std::span<const std::span<const std::byte>> sections, uint32_t cost,
+                        ReplyWaiter* waiter) {
   OutgoingCall call;
   call.function = function;
   call.context = context_ == nullptr ? 0 : context_->handle.bits;
@@ -323,6 +334,10 @@ CUresult Call::Exchange(uint32_t function, const void* command, size_t bytes,
   if (!Fits(call)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult ordered = OrderAfterUploads();
   if (ordered != CUDA_SUCCESS) return Noted(ordered);
+  call.cost = stream_ == nullptr ? 0 : cost;
+  const CUresult room = session_->TakeWindow(call, stream_);
+  if (room != CUDA_SUCCESS) return Noted(room);
+  issued_ = call.issued;
   CountersOf(function_).round_trips.fetch_add(1, std::memory_order_relaxed);
   // Waiting for the legacy stream or the whole context brings the output of kernels with it.
   if (context_ != nullptr && (stream_ == &context_->legacy || SynchronizesContext(function_))) {
@@ -337,14 +352,14 @@ CUresult Call::InvokeBytes(uint32_t function, const void* command, size_t bytes,
   ReplyWaiter waiter;
   waiter.fixed = {static_cast<std::byte*>(reply), reply_bytes};
   waiter.tail = tail;
-  return Exchange(function, command, bytes, sections, &waiter);
+  return Exchange(function, command, bytes, sections, 0, &waiter);
 }
 
 CUresult Call::InvokeInto(uint32_t function, const void* command, size_t bytes,
                           std::span<std::byte> target) {
   ReplyWaiter waiter;
   waiter.direct = target;
-  return Exchange(function, command, bytes, {}, &waiter);
+  return Exchange(function, command, bytes, {}, 0, &waiter);
 }
 
 }  // namespace penstock::interposer

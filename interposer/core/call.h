@@ -43,7 +43,7 @@ class Call {
     kNothing,      // works before cuInit
     kInitialised,  // CUDA_ERROR_NOT_INITIALIZED otherwise
     kContext,  // and a current, living context: CUDA_ERROR_INVALID_CONTEXT, CONTEXT_IS_DESTROYED,
-               // or the context's sticky error
+               // or the context's sticky error; CUDA_ERROR_NOT_PERMITTED in a host function
   };
   // Counts the call under this function's name.
   Call(Function function, Need need);
@@ -64,6 +64,9 @@ class Call {
   ContextRecord& context() const { return *context_; }  // with kContext
   ThreadState& thread() const { return *thread_; }      // once ready
   StreamRecord* stream() const { return stream_; }      // the one given to Stream()
+
+  // Not in a host function: NOT_PERMITTED. (Included in kContext.)
+  bool Permitted();
 
   // Argument checks, in the words of the spec. A wire value of 0 means the null handle.
   bool Out(const void* pointer);  // a pointer that must not be NULL: CUDA_ERROR_INVALID_VALUE
@@ -134,7 +137,8 @@ class Call {
  private:
   bool EventFits();
   CUresult Exchange(uint32_t function, const void* command, size_t bytes,
-                    std::span<const std::span<const std::byte>> sections, ReplyWaiter* waiter);
+                    std::span<const std::span<const std::byte>> sections, uint32_t cost,
+                    ReplyWaiter* waiter);
   bool Fits(const OutgoingCall& call);
   CUresult OrderAfterUploads();
   CUresult Noted(CUresult result);

@@ -120,9 +120,10 @@ CUresult Client::Initialise() {
               advice);
     return InitError(connected.error());
   }
-  auto session =
-      std::make_unique<Session>(std::move(connected->connection), std::move(connected->welcome),
-                                SessionOptionsFromEnvironment(connect.server));
+  SessionOptions session_options = SessionOptionsFromEnvironment(connect.server);
+  session_options.host_functions = connected->host_functions;
+  auto session = std::make_unique<Session>(
+      std::move(connected->connection), std::move(connected->welcome), std::move(session_options));
   session->counters().hello_round_trips = connected->round_trips;
   auto client = std::make_unique<Client>(std::move(session), ClientOptionsFromEnvironment());
   if (client->devices().empty()) {
@@ -243,6 +244,7 @@ void Client::DropContext(ContextRecord& context) {
                   [&](const auto& entry) { return entry.first.first == &context; });
   });
   session_->plan.DropContext(&context);
+  session_->host_functions().DropContext(context);
   interop::DropContext(reinterpret_cast<CUcontext>(context.handle.bits));
 }
 

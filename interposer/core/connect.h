@@ -23,6 +23,7 @@ struct Connected {
   std::unique_ptr<transport::Connection> connection;
   ParsedWelcome welcome;
   uint64_t round_trips = 0;
+  bool host_functions = false;  // the server has kFeatureHostFunctions
   // For the child of a fork: lets go of the connection without ending the parent's.
   void (*abandon)(transport::Connection&) = nullptr;
 };

@@ -58,15 +58,28 @@ bool Receiver::PollOnce() {
   return handled && failed_ == CUDA_SUCCESS;
 }
 
+uint64_t Receiver::rounds() {
+  std::lock_guard lock(mutex_);
+  return rounds_;
+}
+
 void Receiver::WaitForChange(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  if (failed_ != CUDA_SUCCESS) return;
+  WaitForRound(lock, rounds_, deadline);
+}
+
+void Receiver::WaitForRound(uint64_t seen, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  WaitForRound(lock, seen, deadline);
+}
+
+void Receiver::WaitForRound(std::unique_lock<std::mutex>& lock, uint64_t seen, Deadline deadline) {
+  if (failed_ != CUDA_SUCCESS || rounds_ != seen) return;
   if (!leading_) {
     Lead(lock, deadline, true);
     if (!leading_ && !waiters_.empty()) waiters_.front()->condition.notify_one();
     return;
   }
-  const uint64_t seen = rounds_;
   ++change_waiters_;
   while (rounds_ == seen && failed_ == CUDA_SUCCESS) {
     const int left_ms = deadline.poll_timeout_ms();

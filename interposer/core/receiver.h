@@ -58,6 +58,10 @@ class Receiver {
   // Sleeps until a frame has been handled, by this thread or another, or the deadline has passed:
   // for threads that wait for room, a window or a staging slot.
   void WaitForChange(Deadline deadline);
+  // The same for a thread that looks for something special: how many rounds of receiving there have
+  // been, and a wait that ends at once if there was another since.
+  uint64_t rounds();
+  void WaitForRound(uint64_t seen, Deadline deadline);
 
   // From the handler: the reply to a call. False if nobody waits for it.
   bool Deliver(uint64_t sequence, CUresult result, std::span<const std::byte> reply);
@@ -66,6 +70,7 @@ class Receiver {
 
  private:
   bool Lead(std::unique_lock<std::mutex>& lock, Deadline deadline, bool sleep);
+  void WaitForRound(std::unique_lock<std::mutex>& lock, uint64_t seen, Deadline deadline);
 
   transport::Connection& connection_;
   ReceiverHandler& handler_;

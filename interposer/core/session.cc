@@ -25,6 +25,8 @@ constexpr uint64_t kTellAfter = kAcknowledgeFrames / 2;
 // A thread without room looks again after so long even if nothing arrives: the ring also empties
 // into the socket, which is not seen here.
 constexpr int64_t kRoomPollMs = 1;
+// The thread of host functions looks again after so long; what it waits for wakes it before.
+constexpr int64_t kRoundMs = 1000;
 constexpr int kExitDrainMs = 2000;
 
 constexpr CUresult kLost = CUDA_ERROR_DEVICE_UNAVAILABLE;
@@ -53,7 +55,8 @@ Session::Session(std::unique_ptr<transport::Connection> connection, ParsedWelcom
       calls_(*connection_, welcome_.welcome.epoch),
       receiver_(*connection_, *this),
       staging_(*connection_),
-      bounce_(*connection_) {
+      bounce_(*connection_),
+      host_functions_(*this) {
   for (uint32_t i = 0; i < kMaxDevices; ++i) {
     primary_contexts[i].Reset();
     primary_contexts[i].handle = PrimaryContext(i);
@@ -88,6 +91,7 @@ void Session::End() {
     connection_->Close(kExitDrainMs);
     receiver_.Fail(CUDA_ERROR_DEINITIALIZED);
   }
+  host_functions_.Stop();
   {
     std::lock_guard lock(tend_mutex_);
     stop_ = true;
@@ -110,6 +114,7 @@ void Session::Die(const std::string& reason) {
             options_.server.c_str(), reason.c_str());
   connection_->Close(0);
   receiver_.Fail(kLost);
+  host_functions_.Fail(kLost);
 }
 
 // --- Sending ------------------------------------------------------------------------------------
@@ -137,16 +142,20 @@ CUresult Session::Send(const OutgoingCall& call, ReplyWaiter* waiter) {
 }
 
 CUresult Session::Post(OutgoingCall& call, StreamRecord* stream) {
-  if (stream != nullptr && call.cost != 0) {
-    const uint64_t window = window_;
-    const uint64_t issued = stream->issued.load(std::memory_order_relaxed) + call.cost;
-    if (issued - stream->finished.load(std::memory_order_relaxed) > window && issued > window) {
-      const CUresult result = WaitForProgress(call, stream, issued - window);
-      if (result != CUDA_SUCCESS) return result;
-    }
-    call.issued = stream->issued.fetch_add(call.cost, std::memory_order_relaxed) + call.cost;
+  const CUresult result = TakeWindow(call, stream);
+  return result == CUDA_SUCCESS ? Send(call, nullptr) : result;
+}
+
+CUresult Session::TakeWindow(OutgoingCall& call, StreamRecord* stream) {
+  if (stream == nullptr || call.cost == 0) return CUDA_SUCCESS;
+  const uint64_t window = window_;
+  const uint64_t issued = stream->issued.load(std::memory_order_relaxed) + call.cost;
+  if (issued - stream->finished.load(std::memory_order_relaxed) > window && issued > window) {
+    const CUresult result = WaitForProgress(call, stream, issued - window);
+    if (result != CUDA_SUCCESS) return result;
   }
-  return Send(call, nullptr);
+  call.issued = stream->issued.fetch_add(call.cost, std::memory_order_relaxed) + call.cost;
+  return CUDA_SUCCESS;
 }
 
 CUresult Session::Invoke(const OutgoingCall& call, ReplyWaiter* waiter) {
@@ -200,6 +209,11 @@ bool Session::TakeStaging(uint64_t bytes, StagingSlot* slot) {
   return false;
 }
 
+void Session::WaitForRound(uint64_t seen) {
+  receiver_.WaitForRound(seen, Deadline::After(kRoundMs));
+  if (calls_.received() - calls_.told() >= kTellAfter) Acknowledge();
+}
+
 // --- Receiving ----------------------------------------------------------------------------------
 
 void Session::OnClosed() {
@@ -225,7 +239,8 @@ bool Session::HandleFrame(std::span<const std::byte> frame) {
   calls_.PeerAcknowledged(header.acknowledged);
   const std::span<const std::byte> body = frame.subspan(sizeof header);
 
-  if (header.type == FrameType::kReply || header.type == FrameType::kOutput) {
+  if (header.type == FrameType::kReply || header.type == FrameType::kOutput ||
+      header.type == FrameType::kHostFunction) {
     const uint64_t expected = calls_.received() + 1;
     if (header.sequence < expected) return true;  // seen already
     if (header.sequence > expected) return false;
@@ -237,6 +252,8 @@ bool Session::HandleFrame(std::span<const std::byte> frame) {
     case FrameType::kOutput:
       OnOutput(body);
       return true;
+    case FrameType::kHostFunction:
+      return host_functions_.Reached(header.subject, static_cast<CUresult>(header.result));
     case FrameType::kProgress:
       return OnProgress(body);
     case FrameType::kAcknowledge:

@@ -19,6 +19,7 @@
 
 #include "interposer/core/address_plan.h"
 #include "interposer/core/call_stream.h"
+#include "interposer/core/host_functions.h"
 #include "interposer/core/receiver.h"
 #include "interposer/core/record_table.h"
 #include "interposer/core/records.h"
@@ -36,6 +37,7 @@ struct SessionOptions {
   bool inline_copies = true;
   bool staging = true;
   bool window = true;
+  bool host_functions = true;  // the server can have the program's functions in streams
 };
 
 class Session final : private ReceiverHandler {
@@ -53,6 +55,8 @@ class Session final : private ReceiverHandler {
   // Sends one way. A stream with a cost counts it in its window and waits while that is full,
   // outside all locks.
   CUresult Post(OutgoingCall& call, StreamRecord* stream);
+  // The waiting and counting alone, before an Invoke of an operation that has a cost.
+  CUresult TakeWindow(OutgoingCall& call, StreamRecord* stream);
   // Sends and waits. The waiter says where the reply goes; an incomplete one that claims success is
   // a broken server.
   CUresult Invoke(const OutgoingCall& call, ReplyWaiter* waiter);
@@ -65,6 +69,12 @@ class Session final : private ReceiverHandler {
   bool TakeStaging(uint64_t bytes, StagingSlot* slot);
   Bounce& bounce() { return bounce_; }
   void PutBackStaging(const StagingSlot& slot) { staging_.PutBack(slot); }
+
+  HostFunctions& host_functions() { return host_functions_; }
+  // For the thread that runs host functions: receives, if nobody else does, until something has
+  // arrived. `seen` is what rounds() said before it looked in vain.
+  uint64_t rounds() { return receiver_.rounds(); }
+  void WaitForRound(uint64_t seen);
 
   // CUDA_SUCCESS while alive, else what every call returns.
   CUresult state() const { return state_.load(std::memory_order_acquire); }
@@ -109,6 +119,7 @@ class Session final : private ReceiverHandler {
   Receiver receiver_;
   Staging staging_;
   Bounce bounce_;
+  HostFunctions host_functions_;
   std::string last_words_;  // why the server ends the session; touched by the leader only
   bool goodbye_ = false;    // it has said so; likewise
 

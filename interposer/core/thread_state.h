@@ -25,7 +25,8 @@ struct ThreadState {
   std::vector<PerThreadStream> streams;
   std::vector<std::byte> scratch;  // for parameter blocks too large for the stack
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  uint64_t process = 0;  // fork: state of the parent's life is not the child's
+  bool in_host_function = false;  // where CUDA may not be called
+  uint64_t process = 0;           // fork: state of the parent's life is not the child's
 
   Handle current() const { return contexts.empty() ? Handle{} : contexts.back(); }
 };

@@ -39,7 +39,8 @@ ContextRecord* Find(Call& call, CUcontext context) {
 
 CUresult Create(Call& call, CUcontext* result, unsigned flags, CUdevice device) {
   commands::CuCtxCreate command{};
-  if (!call.ready() || !call.Out(result) || !call.Device(device, &command.dev)) {
+  if (!call.ready() || !call.Out(result) || !call.Device(device, &command.dev) ||
+      !call.Permitted()) {
     return call.result();
   }
   if ((flags & ~kContextFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -94,9 +95,10 @@ CUresult CuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsig
 
 CUresult CuCtxDestroy(CUcontext context) {
   Call call(Function::kCuCtxDestroy, Call::kInitialised);
-  if (!call.ready()) return call.result();
+  if (!call.ready() || !call.Permitted()) return call.result();
   ContextRecord* const record = call.session().contexts.Find(HandleOf(context));
   if (record == nullptr) return CUDA_ERROR_INVALID_CONTEXT;  // primary ones are released instead
+  call.session().host_functions().Drain(*record);
   commands::CuCtxDestroy command{};
   command.ctx = record->handle.bits;
   const Handle handle = record->handle;

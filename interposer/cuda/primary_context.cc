@@ -41,11 +41,14 @@ CUresult CuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult CuDevicePrimaryCtxRelease(CUdevice device) {
   Call call(Function::kCuDevicePrimaryCtxRelease, Call::kInitialised);
   commands::CuDevicePrimaryCtxRelease command{};
-  if (!call.ready() || !call.Device(device, &command.dev)) return call.result();
+  if (!call.ready() || !call.Device(device, &command.dev) || !call.Permitted()) {
+    return call.result();
+  }
   std::unique_lock lock(call.client().contexts_mutex());
   ContextRecord& record = PrimaryOf(call, command.dev);
   if (record.retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (--record.retains > 0 || !record.active) return CUDA_SUCCESS;
+  call.session().host_functions().Drain(record);
   // Output of kernels appears when their context ends. Where there can be none, nobody needs to
   // wait: NVIDIA's runtime releases the context as the program exits.
   const bool wait = record.launched.exchange(false);
@@ -60,9 +63,12 @@ CUresult CuDevicePrimaryCtxRelease(CUdevice device) {
 CUresult CuDevicePrimaryCtxReset(CUdevice device) {
   Call call(Function::kCuDevicePrimaryCtxReset, Call::kInitialised);
   commands::CuDevicePrimaryCtxReset command{};
-  if (!call.ready() || !call.Device(device, &command.dev)) return call.result();
+  if (!call.ready() || !call.Device(device, &command.dev) || !call.Permitted()) {
+    return call.result();
+  }
   std::unique_lock lock(call.client().contexts_mutex());
   ContextRecord& record = PrimaryOf(call, command.dev);
+  if (record.active) call.session().host_functions().Drain(record);
   if (!record.active.exchange(false)) return CUDA_SUCCESS;
   const CUresult result = call.Invoke(command);
   lock.unlock();

@@ -13,5 +13,7 @@ CUresult ServeDownload(CallContext& call, Reader& reader);
 CUresult ServeLoadModule(CallContext& call, Reader& reader);
 CUresult ServeGetFunction(CallContext& call, Reader& reader);
 CUresult ServeWaitStreamProgress(CallContext& call, Reader& reader);
+CUresult ServeHostFunction(CallContext& call, Reader& reader);
+CUresult ServeHostFunctionDone(CallContext& call, Reader& reader);
 
 }  // namespace penstock::server

@@ -51,6 +51,14 @@ void Outbox::Reply(const ReplyToken& token, CUresult result, std::span<const std
   Send(header, {}, body);
 }
 
+void Outbox::HostFunction(uint64_t id, CUresult status) {
+  FrameHeader header = {};
+  header.type = FrameType::kHostFunction;
+  header.subject = id;
+  header.result = status;
+  Send(header, {}, {});
+}
+
 void Outbox::Output(uint32_t descriptor, std::string_view text) {
   constexpr size_t kPiece = 32 * 1024;
   while (!text.empty()) {

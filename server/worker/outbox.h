@@ -1,6 +1,6 @@
-// What the worker sends. Replies and output are numbered and kept until the client acknowledges
-// them; progress is not. The dispatch thread never waits for room: what does not fit now is queued
-// here and sent by Pump.
+// What the worker sends. Replies, output and host functions are numbered and kept until the client
+// acknowledges them; progress is not. The dispatch thread never waits for room: what does not fit
+// now is queued here and sent by Pump.
 #pragma once
 
 #include <cuda.h>
@@ -32,6 +32,7 @@ class Outbox {
       : connection_(connection), epoch_(epoch) {}
 
   void Reply(const ReplyToken& token, CUresult result, std::span<const std::byte> body);
+  void HostFunction(uint64_t id, CUresult status);
   void Output(uint32_t descriptor, std::string_view text);
   // False when there is no room now.
   bool Progress(std::span<const ProgressEntry> entries);

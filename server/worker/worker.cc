@@ -25,6 +25,9 @@ const HandlerEntry kOperations[] = {
     {static_cast<uint32_t>(Operation::kGetFunction), "function lookup", ServeGetFunction, 0},
     {static_cast<uint32_t>(Operation::kWaitStreamProgress), "wait for progress",
      ServeWaitStreamProgress, 0},
+    {static_cast<uint32_t>(Operation::kHostFunction), "host function", ServeHostFunction, 0},
+    {static_cast<uint32_t>(Operation::kHostFunctionDone), "host function's end",
+     ServeHostFunctionDone, 0},
 };
 
 }  // namespace
@@ -58,6 +61,7 @@ Worker::Worker(const WorkerOptions& options, const Driver& driver,
       progress_(*this),
       waits_(*this),
       transfers_(*this),
+      host_functions_(*this),
       reply_space_(new std::byte[kMaxFrameBytes]) {
   const auto generated = Handlers();
   handlers_.assign(generated.begin(), generated.end());
@@ -110,6 +114,7 @@ bool Worker::Step() {
   bool moved = executor_.Finish();
   moved = progress_.Step() || moved;
   moved = transfers_.Step() || moved;
+  moved = host_functions_.Step() || moved;
   moved = reaper_.Collect([this](ReapJob& job) {
     for (CUevent event : job.events) ReturnEvent(*job.context, event);
   }) || moved;
@@ -136,7 +141,7 @@ int Worker::Sleep() {
   constexpr int64_t kShortestUs = 20, kLongestUs = 1'000, kHeartbeatUs = 1'000'000;
   if (idle_rounds_ == 0) idle_since_ns_ = NowNanoseconds();
   const bool expecting = !waits_.empty() || !transfers_.empty() || progress_.active() ||
-                         outbox_.backlog() || !held_.empty();
+                         host_functions_.waiting() || outbox_.backlog() || !held_.empty();
   ++idle_rounds_;
   if (expecting && idle_rounds_ <= kEagerRounds) {
     sched_yield();
@@ -363,6 +368,7 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
   context->alive = false;
   waits_.DropContext(*context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   transfers_.DropContext(*context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  host_functions_.DropContext(*context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   const auto forget = [](auto& table, const auto& belongs) {
     std::vector<Handle> handles;
     table.ForEach([&](Handle handle, auto& record) {

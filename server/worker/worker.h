@@ -26,6 +26,7 @@
 #include "server/worker/allocations.h"
 #include "server/worker/call_context.h"
 #include "server/worker/executor.h"
+#include "server/worker/host_functions.h"
 #include "server/worker/objects.h"
 #include "server/worker/outbox.h"
 #include "server/worker/output.h"
@@ -76,6 +77,7 @@ class Worker : public transport::Handler {
   Progress& progress() { return progress_; }
   Waits& waits() { return waits_; }
   Transfers& transfers() { return transfers_; }
+  HostFunctions& host_functions() { return host_functions_; }
   Reaper& reaper() { return reaper_; }
   Executor& executor() { return executor_; }
 
@@ -140,6 +142,7 @@ class Worker : public transport::Handler {
   Progress progress_;
   Waits waits_;
   Transfers transfers_;
+  HostFunctions host_functions_;
 
   static constexpr uint64_t kPullCookies = 1ull << 63;
   uint64_t next_pull_ = 1;

@@ -69,6 +69,14 @@ class ScriptedServer : private transport::Handler {
     const auto body = std::as_bytes(std::span(entries));
     SendFrame(NewHeader(FrameType::kProgress, body.size()), body);
   }
+  // It is the turn of a host function.
+  void Turn(uint64_t id, CUresult status) {
+    FrameHeader header = NewHeader(FrameType::kHostFunction, 0);
+    header.sequence = next_sequence_++;
+    header.subject = id;
+    header.result = status;
+    SendFrame(header, {});
+  }
   FrameHeader NewHeader(FrameType type, size_t body_bytes) {
     FrameHeader header{};
     header.bytes = static_cast<uint32_t>(sizeof header + body_bytes);

@@ -247,9 +247,17 @@ TEST_CASE("a server that hangs up ends every wait and every later call", "[inter
 }
 
 TEST_CASE("what no honest server sends ends the session", "[interposer][session]") {
-  enum Kind { kGap, kShortReply, kUnknownWaiter, kForeignSlot, kGoodbye, kCallFromServer };
-  const Kind kind =
-      GENERATE(kGap, kShortReply, kUnknownWaiter, kForeignSlot, kGoodbye, kCallFromServer);
+  enum Kind {
+    kGap,
+    kShortReply,
+    kUnknownWaiter,
+    kForeignSlot,
+    kForeignFunction,
+    kGoodbye,
+    kCallFromServer
+  };
+  const Kind kind = GENERATE(kGap, kShortReply, kUnknownWaiter, kForeignSlot, kForeignFunction,
+                             kGoodbye, kCallFromServer);
   CAPTURE(kind);
   ScriptedServer server([&](ScriptedServer& self, const SeenCall& call) {
     switch (kind) {
@@ -270,6 +278,9 @@ TEST_CASE("what no honest server sends ends the session", "[interposer][session]
       }
       case kForeignSlot:
         self.Progress({{ProgressKind::kStagingSlot, 0, 5, 1}});
+        break;
+      case kForeignFunction:
+        self.Turn(1, CUDA_SUCCESS);
         break;
       case kGoodbye: {
         const char text[] = "It is late.";

@@ -102,6 +102,8 @@ bool RawClient::OnFrame(std::span<const std::byte> frame) {
   if (header.sequence != 0) received_ = header.sequence;
   if (header.type == FrameType::kReply) {
     replies_.push_back({header.subject, {true, header.result, {body.begin(), body.end()}}});
+  } else if (header.type == FrameType::kHostFunction) {
+    turns_.emplace_back(header.subject, header.result);
   } else if (header.type == FrameType::kProgress) {
     for (size_t i = 0; i + sizeof(ProgressEntry) <= body.size(); i += sizeof(ProgressEntry)) {
       ProgressEntry entry;
@@ -150,6 +152,22 @@ Reply RawClient::WaitFor(uint64_t sequence, int timeout_ms) {
       return {};
     }
   }
+}
+
+Reply RawClient::WaitForTurn(uint64_t id, int timeout_ms) {
+  const Deadline deadline = Deadline::After(timeout_ms);
+  while (true) {
+    for (const auto& [turn, result] : turns_) {
+      if (turn == id) return {true, result, {}};
+    }
+    if (deadline.expired() || connection_->Wait(64, *this, deadline) < 0) return {};
+  }
+}
+
+std::vector<uint64_t> RawClient::turns() const {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, result] : turns_) ids.push_back(id);
+  return ids;
 }
 
 bool RawClient::WaitForGoodbye(int timeout_ms) {

@@ -51,6 +51,9 @@ class RawClient : public transport::Handler {
   }
   // Waits for a reply, `came` false if none comes in time.
   Reply WaitFor(uint64_t sequence, int timeout_ms = 5000);
+  // Waits for the turn of a host function; `result` is what came with it.
+  Reply WaitForTurn(uint64_t id, int timeout_ms = 5000);
+  std::vector<uint64_t> turns() const;  // in the order in which they came
   template <typename Command>
   Reply Call(const Command& command, uint32_t thread = 0) {
     return WaitFor(Send(Command::kFunction, command, true, thread));
@@ -103,6 +106,7 @@ class RawClient : public transport::Handler {
   Handle context_ = PrimaryContext(0);
   Handle hold_module_, hold_;
   std::vector<std::pair<uint64_t, Reply>> replies_;
+  std::vector<std::pair<uint64_t, int32_t>> turns_;
   std::vector<uint64_t> slot_releases_;
   std::vector<ProgressEntry> progress_;
   std::string goodbye_, output_;
