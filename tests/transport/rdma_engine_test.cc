@@ -161,3 +161,42 @@ TEST_CASE("nobody waits while a broken rail is drained", "[rdma][bulk][failover]
   field.Reset();
   CheckClean(pair);
 }
+
+TEST_CASE("what this end's own device refuses is not tried for ever", "[rdma][bulk][failover]") {
+  const auto check = [](const std::function<void(RdmaPair&)>& prepare, bool put,
+                        const std::string& reason) {
+    INFO(reason);
+    RdmaPairOptions options;
+    options.rails = 2;
+    RdmaPair pair = MakeRdmaPair(options);
+    Field field(pair);
+    Collector collector;
+    prepare(pair);
+    const auto move = put ? &Connection::Put : &Connection::Get;
+    REQUIRE((*pair.near.*move)(*field.local, 0, field.remote->key(), 0, 4096, 5) == Outcome::kOk);
+    ReceiveToEnd(*pair.near, collector);
+    REQUIRE(collector.done.size() == 1);
+    CHECK(collector.done[0].cookie == 5);
+    CHECK(collector.done[0].status == BulkStatus::kClosed);
+    CHECK_THAT(pair.near->close_reason(), Catch::Contains(reason));
+    Collector far;
+    ReceiveToEnd(*pair.far, far);
+    field.Reset();
+    CheckClean(pair);
+  };
+  const auto status = [](ibv_wr_opcode opcode, ibv_wc_status status) {
+    return [=](RdmaPair& pair) {
+      pair.fabric->Fail({pair.server.get(), opcode, 1, status, false});
+    };
+  };
+  check(status(IBV_WR_RDMA_READ, IBV_WC_LOC_PROT_ERR), false, "local protection error");
+  check(status(IBV_WR_RDMA_WRITE, IBV_WC_LOC_LEN_ERR), true, "local length error");
+  check(status(IBV_WR_RDMA_WRITE, IBV_WC_LOC_QP_OP_ERR), true, "local queue pair operation error");
+  check(status(IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WC_REM_INV_REQ_ERR), true,
+        "the peer calls the request invalid");
+  check(
+      [](RdmaPair& pair) {
+        pair.fabric->FailCall(*pair.server, rdma::fake::Call::kPostSend, 1, EINVAL);
+      },
+      false, "Invalid argument");
+}

@@ -16,6 +16,13 @@ bool IsRefusal(ibv_wc_status status) {
          status == IBV_WC_REM_OP_ERR;
 }
 
+// What this end asked for is wrong, or its own memory is not what it said.
+bool IsOwnFault(ibv_wc_status status) {
+  return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
+         status == IBV_WC_LOC_EEC_OP_ERR || status == IBV_WC_LOC_PROT_ERR ||
+         status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_MW_BIND_ERR;
+}
+
 }  // namespace
 
 void BulkEngine::State::OnDone(uint32_t rail, const BulkRequest& request) {
@@ -47,19 +54,29 @@ void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_
   if (state.state == BulkRail::State::kLive) {
     BreakRail(rail, std::string("A request failed (") + CompletionName(status) + ").");
   }
-  if (request.kind == BulkRequest::Kind::kKeepalive) return;
-  if (request.kind == BulkRequest::Kind::kNotification) {
+  // Only the request at fault has such a status, those behind it are flushed.
+  const bool refused = IsRefusal(status);
+  if (request.kind != BulkRequest::Kind::kChunk) {
+    if (refused || IsOwnFault(status)) {
+      GiveUp("A write of nothing over rail " + std::to_string(rail) + " fails (" +
+             CompletionName(status) + "), which trying again cannot mend.");
+    }
+    if (request.kind == BulkRequest::Kind::kKeepalive) return;
     --state.notifications_under_way;
     request.operation->notifying[rail] = false;  // what it stood for goes again
     return;
   }
   BulkChunk& chunk = *request.chunk;
   TakeOff(state, chunk, rail);
-  // Only the request at fault has such a status, those behind it are flushed.
-  if (IsRefusal(status)) {
+  if (refused || IsOwnFault(status)) {
     BulkOperation& operation = *chunk.operation;
-    operation.status = BulkStatus::kRefused;
-    if (state.successor == nullptr) {
+    operation.status = refused ? BulkStatus::kRefused : BulkStatus::kClosed;
+    if (!refused) {
+      GiveUp(std::string("The device of rail ") + std::to_string(rail) + " refuses to " +
+             (operation.put ? "send from" : "receive into") + " memory of this process (" +
+             std::to_string(chunk.bytes) + " bytes at " +
+             std::to_string(operation.local + chunk.offset) + "): " + CompletionName(status) + ".");
+    } else if (state.successor == nullptr) {
       live[rail].store(kRailRefused, std::memory_order_release);
       changed = true;
     }

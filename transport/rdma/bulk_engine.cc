@@ -247,6 +247,13 @@ int BulkEngine::event_fd() const {
   return state_->epoll;
 }
 
+bool BulkEngine::failed() const {
+  return state_->failed.load(std::memory_order_acquire);
+}
+const std::string& BulkEngine::failure() const {
+  return state_->failure;
+}
+
 Deadline BulkEngine::next_tick() const {
   std::lock_guard lock(state_->mutex);
   Deadline next = state_->post_again ? Deadline::After(1) : Deadline::Never();

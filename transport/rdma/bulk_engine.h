@@ -19,7 +19,9 @@
 // until their rail's notification is through, and go again by another rail if it is not.
 //
 // A peer's refusal (remote access error) fails the operation with kRefused; it breaks the queue
-// pair as well, which is then made anew.
+// pair as well, which is then made anew. What this end's own device refuses (local protection or
+// length error, a request that cannot be posted) it would refuse again on each queue pair: it ends
+// the connection, and so does a peer that refuses the 0-byte writes.
 //
 // Rails are made by the connection (it owns rdma_cm): Admit and Drop tell the engine.
 #pragma once
@@ -83,6 +85,10 @@ class BulkEngine {
   bool Poll();
   bool Arm();
   int event_fd() const;
+  // Something went wrong that would go wrong again on any rail: the connection must end. `failure`
+  // says what it was.
+  bool failed() const;
+  const std::string& failure() const;
   // When Poll should be called again although nothing happened (keepalive, drain deadlines).
   Deadline next_tick() const;
 

@@ -21,6 +21,13 @@ void BulkEngine::State::BreakRail(uint32_t rail, const std::string& reason) {
 
 // The receiver of notifications looks at every receive, too: one of them may be a notification that
 // the sender knows to be done, and waits for us to count.
+void BulkEngine::State::GiveUp(const std::string& reason) {
+  if (failed.load(std::memory_order_relaxed)) return;
+  failure = reason;
+  failed.store(true, std::memory_order_release);
+  wants_wake = true;
+}
+
 void BulkEngine::State::InstallSuccessor(uint32_t rail) {
   BulkRail& state = rails[rail];
   if (state.successor == nullptr) return;

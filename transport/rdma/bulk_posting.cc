@@ -55,7 +55,10 @@ bool BulkEngine::State::PostList(uint32_t rail, ibv_send_wr* requests, uint32_t 
   if (error == ENOMEM || error == EAGAIN) {
     post_again = true;
   } else {
-    BreakRail(rail, std::string("Cannot post: ") + strerror_r(error, text, sizeof text) + ".");
+    const std::string reason =
+        std::string("Cannot post: ") + strerror_r(error, text, sizeof text) + ".";
+    BreakRail(rail, reason);
+    if (error == EINVAL) GiveUp("A bulk request is invalid. " + reason);
   }
   return false;
 }

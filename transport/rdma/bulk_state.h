@@ -90,10 +90,12 @@ struct BulkEngine::State {
   std::array<uint32_t, kMaxRails> next_sequence{};
   std::array<uint32_t, kMaxRails> peer_fence{};
   bool closed = false;
+  std::string failure;  // why the connection cannot go on; written once, before `failed`
   bool wants_wake = false, changed = false;  // wake and rails_changed are due
 
   std::array<std::atomic<uint32_t>, kMaxRails> fence{};  // completed, or received when passive
   std::array<std::atomic<uint16_t>, kMaxRails> live{};
+  std::atomic<bool> failed{false};
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, repeated{0};
 
   BulkChunk& NextChunk(BulkOperation& operation);
@@ -117,6 +119,7 @@ struct BulkEngine::State {
   void OnDone(uint32_t rail, const BulkRequest& request);
   void OnFailed(uint32_t rail, const BulkRequest& request, ibv_wc_status status);
   bool ReapReceives(uint32_t rail);
+  void GiveUp(const std::string& reason);
   void BreakRail(uint32_t rail, const std::string& reason);
   void InstallSuccessor(uint32_t rail);
   bool Drained(uint32_t rail) const;

@@ -294,6 +294,7 @@ void RdmaConnection::Keep() {
     control_->Pump();
     bool moved = false;
     while (bulk_->Poll()) moved = true;
+    if (bulk_->failed()) Fail(bulk_->failure(), LogLevel::kError);
     if (moved && control_->waiting()) receiver_.Signal();  // a fence may be reached
     // With several rails the server may wait to hear which notifications are through.
     if (client_ && offer_.addresses.size() > 1 && bulk_->fence() != told) {

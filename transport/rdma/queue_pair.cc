@@ -30,6 +30,8 @@ const char* CompletionName(ibv_wc_status status) {
       return "local queue pair operation error";
     case IBV_WC_LOC_PROT_ERR:
       return "local protection error";
+    case IBV_WC_LOC_ACCESS_ERR:
+      return "local access error";
     case IBV_WC_WR_FLUSH_ERR:
       return "flushed";
     case IBV_WC_REM_INV_REQ_ERR:
