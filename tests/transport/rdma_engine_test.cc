@@ -200,3 +200,28 @@ TEST_CASE("what this end's own device refuses is not tried for ever", "[rdma][bu
       },
       false, "Invalid argument");
 }
+
+TEST_CASE("no more READs are under way than either end can have", "[rdma][bulk]") {
+  for (const bool at_client : {false, true}) {
+    RdmaPairOptions options;
+    options.rdma.bulk_depth = 12;
+    options.rdma.bulk_chunk = 16 << 10;
+    (at_client ? options.client_reads : options.fabric.most_reads) = 3;
+    RdmaPair pair = MakeRdmaPair(options);
+    Field field(pair, 4 << 20);
+    Collector collector;
+    constexpr size_t kBytes = 1 << 20;
+    for (uint64_t i = 0; i < 4; ++i) {
+      const auto move = i == 3 ? &Connection::Put : &Connection::Get;
+      REQUIRE((*pair.near.*move)(*field.local, i * kBytes, field.remote->key(), i * kBytes, kBytes,
+                                 i) == Outcome::kOk);
+    }
+    Await(pair, collector, 4);
+    for (const Done& done : collector.done) CHECK(done.status == BulkStatus::kOk);
+    Settle(*pair.near, *pair.far);
+    CHECK(Same(field.here, field.there));
+    CHECK(pair.fabric->reads_held_up() == 0);
+    field.Reset();
+    CheckClean(pair);
+  }
+}

@@ -19,7 +19,8 @@ RdmaPair MakeRdmaPair(const RdmaPairOptions& options) {
   rdma::RdmaOptions client_options = options.rdma;
   for (uint32_t r = 0; r < options.rails; ++r) {
     server_devices.push_back({"server" + std::to_string(r), ServerAddress(r)});
-    client_devices.push_back({"client" + std::to_string(r), ClientAddress(r)});
+    client_devices.push_back(
+        {"client" + std::to_string(r), ClientAddress(r), options.client_reads});
     server_addresses.push_back(ServerAddress(r));
     client_options.local_addresses.push_back(ClientAddress(r));
   }

@@ -17,6 +17,7 @@ struct RdmaPairOptions {
   rdma::RdmaOptions rdma;
   rdma::fake::FabricOptions fabric;
   uint32_t rails = 1;
+  uint32_t client_reads = 0;  // that the client's devices answer at a time; 0: as the fabric's
 };
 
 // The server's device r has address 10.99.r.1, the client's 10.99.r.2.

@@ -36,7 +36,10 @@ void BulkEngine::State::OnDone(uint32_t rail, const BulkRequest& request) {
     --state.chunks_under_way;
     --operation.chunks_left;
     (operation.put ? bytes_sent : bytes_received).fetch_add(chunk.bytes);
-    if (!operation.put) chunk_pool.Give(chunk);
+    if (!operation.put) {
+      --state.reads_under_way;
+      chunk_pool.Give(chunk);
+    }
     if (operation.chunks_left == 0) NotifyWhereDue(operation);
   } else {
     --state.notifications_under_way;

@@ -8,6 +8,8 @@
 // before its frames count (see wire.h), which makes the data visible before the news without a
 // round trip.
 //
+// READs are bounded by what the queue pair was granted besides, so that none blocks its send queue.
+//
 // When a rail fails, its queue pair is broken and drained first, so that no late WRITE can touch
 // memory that is used again; then its chunks go back to the head of the queue for the other rails.
 // A READ or WRITE can be repeated without harm as long as its operation has not been reported. With

@@ -16,13 +16,20 @@ constexpr uint32_t kMostPosts = 16;
 void BulkEngine::State::PutOn(BulkRail& state, BulkChunk& chunk, uint32_t rail) {
   state.bytes_under_way += chunk.bytes;
   ++state.chunks_under_way;
-  if (chunk.operation->put) chunk.operation->carried[rail].PushBack(chunk);
+  if (chunk.operation->put) {
+    chunk.operation->carried[rail].PushBack(chunk);
+  } else {
+    ++state.reads_under_way;
+  }
 }
 
 void BulkEngine::State::TakeOff(BulkRail& state, BulkChunk& chunk, uint32_t rail) {
   state.bytes_under_way -= chunk.bytes;
   --state.chunks_under_way;
-  if (!chunk.operation->put) return;
+  if (!chunk.operation->put) {
+    --state.reads_under_way;
+    return;
+  }
   (chunk.promised ? chunk.operation->promised : chunk.operation->carried)[rail].Remove(chunk);
   chunk.promised = false;
 }
@@ -96,7 +103,8 @@ void BulkEngine::State::Pump(uint32_t rail, uint64_t most) {
       }
       BulkOperation& operation = *next;
       uint32_t lkey = 0;
-      if (!Eligible(operation, rail) || !operation.region->LocalKey(rail, &lkey)) {
+      const bool has_room = operation.put || state.reads_under_way < state.queue_pair->reads();
+      if (!has_room || !Eligible(operation, rail) || !operation.region->LocalKey(rail, &lkey)) {
         next = WaitingOperations::After(operation);
         continue;
       }

@@ -75,6 +75,7 @@ void CmChannel::Read() {
     copy.status = event->status;
     if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
       copy.request = event->id;
+      copy.peer_reads = event->param.conn.initiator_depth;
       copy.tag =
           event->listen_id == nullptr ? 0 : reinterpret_cast<uintptr_t>(event->listen_id->context);
     } else {

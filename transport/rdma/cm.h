@@ -26,6 +26,7 @@ struct CmEvent {
   rdma_cm_event_type type = RDMA_CM_EVENT_ADDR_ERROR;
   int status = 0;
   rdma_cm_id* request = nullptr;  // a connection request's new id, the receiver's to destroy
+  uint8_t peer_reads = 0;         // a connection request: how many READs at a time the peer answers
   uint8_t private_bytes = 0;
   std::array<std::byte, 255> private_data{};
 };

@@ -79,6 +79,7 @@ class RdmaConnection : public Connection {
     std::unique_ptr<QueuePair> queue_pair;
     uint64_t tag = 0;
     ConnectRequest request;
+    uint8_t reads = 0;  // asked for
   };
 
   // client
@@ -96,7 +97,7 @@ class RdmaConnection : public Connection {
   // server
   void OnRequest(const CmEvent& event);
   Result<Rejection> CheckRequest(const CmEvent& event, ConnectRequest* request);
-  Status AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& request);
+  Status AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& request, uint8_t peer_reads);
   void OnEstablished(Pending pending);
 
   // keeper

@@ -155,7 +155,7 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
     RETURN_IF_ERROR(role == QueuePairRole::kControl ? control_->PostReceives(**queue_pair, **device)
                                                     : bulk_->PostReceives(**queue_pair));
     ASSIGN_OR_RETURN(dialled.reply, FinishDial(id, tag, request, deadline));
-    return (*queue_pair)->Settle(options_);
+    return (*queue_pair)->Settle(options_, 0);
   };
   if (Status finished = finish(); !finished) {
     if (queue_pair) queue_pair->reset();

@@ -63,14 +63,15 @@ void RdmaConnection::OnRequest(const CmEvent& event) {
                 static_cast<unsigned>(why));
     return reject(why);
   }
-  if (Status accepted = AcceptQueuePair(event.request, request); !accepted) {
+  if (Status accepted = AcceptQueuePair(event.request, request, event.peer_reads); !accepted) {
     LOG_WARNING("transport", "A queue pair of the client cannot be accepted: %s",
                 accepted.error().message.c_str());
   }
 }
 
 // Has the id, whatever happens.
-Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& request) {
+Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& request,
+                                       uint8_t peer_reads) {
   const bool control = request.role == QueuePairRole::kControl;
   Pending pending;
   pending.request = request;
@@ -117,11 +118,16 @@ Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& req
   reply.received = control ? control_->received() : 0;
   uint8_t timeout = options_.timeout;
   (void)verbs_->SetOption(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+  // rdma_cm leaves it to us to stay below what the peer can answer; iWARP may not say.
+  if (!control) {
+    pending.reads = ReadDepth(*verbs_, id->verbs, ReadSide::kStarts);
+    if (peer_reads != 0) pending.reads = std::min(pending.reads, peer_reads);
+  }
   rdma_conn_param parameters = {};
   parameters.private_data = &reply;
   parameters.private_data_len = sizeof reply;
   parameters.responder_resources = 0;  // nobody reads from the server
-  parameters.initiator_depth = control ? 0 : ReadDepth(*verbs_, id->verbs, ReadSide::kStarts);
+  parameters.initiator_depth = pending.reads;
   parameters.retry_count = options_.retry_count;
   parameters.rnr_retry_count = 7;
   if (verbs_->Accept(id, &parameters) != 0) {
@@ -141,7 +147,7 @@ Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& req
 }
 
 void RdmaConnection::OnEstablished(Pending pending) {
-  if (Status settled = pending.queue_pair->Settle(options_); !settled) {
+  if (Status settled = pending.queue_pair->Settle(options_, pending.reads); !settled) {
     LOG_WARNING("transport", "%s", settled.error().message.c_str());
     pending.queue_pair.reset();
     if (pending.request.role == QueuePairRole::kControl) control_->TakeBackReceives();

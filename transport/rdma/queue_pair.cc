@@ -112,7 +112,7 @@ QueuePair::~QueuePair() {
   verbs_.DestroyId(id_);
 }
 
-Status QueuePair::Settle(const RdmaOptions& options) {
+Status QueuePair::Settle(const RdmaOptions& options, uint32_t reads) {
   if (id_->verbs->device->transport_type != IBV_TRANSPORT_IWARP) {  // which has no such timer
     ibv_qp_attr attributes = {};
     attributes.min_rnr_timer = kMinRnrTimer;
@@ -134,6 +134,8 @@ Status QueuePair::Settle(const RdmaOptions& options) {
     return Fail(Code::kUnavailable, "A queue pair broke while it was being connected (state " +
                                         std::to_string(attributes.qp_state) + ").");
   }
+  reads_ =
+      attributes.max_rd_atomic == 0 ? reads : std::min<uint32_t>(reads, attributes.max_rd_atomic);
   if (attributes.timeout != options.timeout || attributes.retry_cnt != options.retry_count) {
     LOG_DEBUG("transport",
               "The device chose another time-out (%u instead of %u) or retry count (%u instead of "

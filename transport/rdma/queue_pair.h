@@ -81,8 +81,12 @@ class QueuePair {
   Verbs& verbs() const { return verbs_; }
 
   // After ESTABLISHED: min_rnr_timer 12 (rdma_cm leaves 0, which is 655 ms), and a look whether
-  // timeout, retry count and the READ depth are what was asked for.
-  Status Settle(const RdmaOptions& options);
+  // timeout and retry count are what was asked for, and how many of the `reads` that this end asked
+  // for it has got.
+  Status Settle(const RdmaOptions& options, uint32_t reads);
+  // READs that this end may have under way at a time. Another one would wait at the head of the
+  // send queue, and with it every WRITE behind it.
+  uint32_t reads() const { return reads_; }
   // To the error state: everything posted flushes. Idempotent.
   void Break();
   bool broken() const { return broken_; }
@@ -96,7 +100,7 @@ class QueuePair {
   ibv_cq* send_cq_ = nullptr;
   ibv_cq* receive_cq_ = nullptr;
   SendLedger ledger_;
-  uint32_t inline_bytes_ = 0, receive_depth_ = 0;
+  uint32_t inline_bytes_ = 0, receive_depth_ = 0, reads_ = 0;
   uint32_t send_events_ = 0, receive_events_ = 0;  // unacknowledged
   bool broken_ = false;
 };

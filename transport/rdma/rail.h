@@ -95,6 +95,7 @@ struct BulkRail {
   Chunks again;  // of a failed queue pair
   uint64_t bytes_under_way = 0;
   uint32_t chunks_under_way = 0;
+  uint32_t reads_under_way = 0;  // of the chunks
   uint32_t notifications_under_way = 0;
   uint32_t receives_missing = 0;
   int64_t active_ns = 0;

@@ -36,8 +36,8 @@ void Settle(FakeId& id) {
   const rdma_conn_param& active = id.passive ? id.other : id.own;
   qp.retry_count = active.retry_count & 7;
   qp.rnr_retry = id.other.rnr_retry_count & 7;
-  qp.most_reads = std::min(id.own.initiator_depth, id.other.responder_resources);
-  qp.most_peer_reads = std::min(id.own.responder_resources, id.other.initiator_depth);
+  qp.most_reads = id.own.initiator_depth;  // whether or not the peer answers as many
+  qp.most_peer_reads = id.own.responder_resources;
   qp.access = IBV_ACCESS_REMOTE_WRITE;
   if (id.passive || id.own.responder_resources > 0) {
     qp.access |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;

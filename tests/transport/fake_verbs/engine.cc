@@ -111,7 +111,10 @@ bool State::Transmit(FakeQp& qp) {
   const auto reads = static_cast<size_t>(std::count_if(
       qp.flight.begin(), qp.flight.end(), [](const SendRequest& r) { return r.reads(); }));
   if ((next.wr.send_flags & IBV_SEND_FENCE) != 0 && reads > 0) return false;
-  if (next.reads() && qp.most_reads != 0 && reads >= qp.most_reads) return false;
+  if (next.reads() && qp.most_reads != 0 && reads >= qp.most_reads) {
+    if (!std::exchange(next.held_up, true)) ++reads_held_up;
+    return false;
+  }
   FakeQp& peer = *FindQp(qp.peer);
   const bool receives = !IsWrite(next.wr.opcode) || HasImmediate(next.wr.opcode);
   if (receives && !next.reads() && peer.receives.empty()) {
@@ -174,6 +177,10 @@ bool State::Arrive(FakeQp& qp, FakeQp& peer, SendRequest& request) {
                       IBV_ACCESS_REMOTE_READ)) {
       return refuse(IBV_WC_REM_ACCESS_ERR);
     }
+    const auto open = std::count_if(qp.flight.begin(), qp.flight.end(), [](const SendRequest& r) {
+      return r.reads() && !r.acknowledged;
+    });
+    if (open > peer.most_peer_reads) return refuse(IBV_WC_REM_INV_REQ_ERR);
     request.pieces = Pieces(request.bytes, &request.piece_bytes);
     return true;
   }

@@ -251,6 +251,11 @@ std::vector<std::string> Fabric::objects() {
   return lines;
 }
 
+uint64_t Fabric::reads_held_up() {
+  std::lock_guard lock(state_->mutex);
+  return state_->reads_held_up;
+}
+
 uint64_t Fabric::receiver_not_ready() {
   std::lock_guard lock(state_->mutex);
   return state_->receiver_not_ready;

@@ -98,6 +98,7 @@ struct RequestFault {
 
 struct DeviceSpec {
   std::string name, address;  // "fake0", "10.99.0.1"
+  uint32_t most_reads = 0;    // as the option of the fabric, which holds where this is 0
 };
 
 class Fabric {
@@ -139,6 +140,7 @@ class Fabric {
   std::vector<std::string> TakeViolations();  // and forgets them
   std::vector<std::string> objects();         // that live, one line each
   uint64_t receiver_not_ready();              // how often a SEND found no receive
+  uint64_t reads_held_up();  // how many READs waited in a send queue for earlier ones to end
 
  private:
   std::shared_ptr<State> state_;

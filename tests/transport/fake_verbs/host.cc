@@ -19,6 +19,7 @@ Host::Host(std::shared_ptr<State> state, const std::vector<DeviceSpec>& devices)
     device->host = this;
     device->device_name = spec.name;
     device->address_text = spec.address;
+    device->most_reads = spec.most_reads;
     device->node_type = IBV_NODE_CA;
     device->transport_type = IBV_TRANSPORT_IB;
     spec.name.copy(device->name, sizeof device->name - 1);
@@ -132,8 +133,9 @@ int Host::QueryDevice(ibv_context* context, ibv_device_attr* attributes) {
   attributes->max_cqe = 65535;
   attributes->max_mr = 65535;
   attributes->max_pd = 1024;
+  const FakeDevice& device = *static_cast<FakeContext*>(context)->fake_device;
   attributes->max_qp_rd_atom = attributes->max_qp_init_rd_atom =
-      static_cast<int>(state_->options.most_reads);
+      static_cast<int>(device.most_reads != 0 ? device.most_reads : state_->options.most_reads);
   attributes->phys_port_cnt = 1;
   return 0;
 }

@@ -75,6 +75,7 @@ struct FakeDevice : ibv_device {
   Host* host = nullptr;
   std::string device_name, address_text;
   sockaddr_storage address{};
+  uint32_t most_reads = 0;
   bool port_up = true, removed = false;
   std::list<std::unique_ptr<FakeContext>> contexts;  // the first one is rdma_cm's
 };
@@ -132,7 +133,7 @@ struct SendRequest {
   uint64_t count = 0;              // of this queue, from 1
   uint64_t bytes = 0;
   uint64_t digest = 0;  // of the source when it was posted
-  bool acknowledged = false, placed = false;
+  bool acknowledged = false, placed = false, held_up = false;
   ibv_wc_status status = IBV_WC_SUCCESS;
   std::vector<uint32_t> pieces;  // READ: still to be fetched
   uint64_t piece_bytes = 0;
@@ -307,7 +308,7 @@ struct State {
   std::vector<FakeQp*> active;
   bool stop = false, holds_sends = false, holds_receives = false, holds_writes = false;
   int lose = 0, next_host = 0;
-  uint64_t next_id = 1, receiver_not_ready = 0;
+  uint64_t next_id = 1, receiver_not_ready = 0, reads_held_up = 0;
   uint32_t next_qp = 100;
   std::vector<std::string> violations;
   std::vector<RequestFault> faults;
