@@ -225,3 +225,69 @@ TEST_CASE("no more READs are under way than either end can have", "[rdma][bulk]"
     CheckClean(pair);
   }
 }
+
+TEST_CASE("a late WRITE of a broken rail never comes over newer bytes", "[rdma][bulk][failover]") {
+  RdmaPairOptions options;
+  options.rails = 2;
+  options.rdma.bulk_chunk = 256 << 10;
+  options.rdma.timeout = 12;
+  options.fabric.early_completion = options.fabric.slip = 0;
+  RdmaPair pair = MakeRdmaPair(options);
+  usleep(50'000);  // until the server has heard that both rails are connected
+  Field field(pair);
+  // Half of the Put is in the fabric of rail 1 when the server gives that up, and stays there.
+  pair.fabric->HoldWrites(true);
+  REQUIRE(pair.near->Put(*field.local, 0, field.remote->key(), 0, 1 << 20, 1) == Outcome::kOk);
+  usleep(20'000);
+  pair.fabric->HoldLateWrites(true);
+  pair.fabric->HoldReceiveCompletions(true);  // the client does not hear of it for a while
+  pair.fabric->SetLink(ServerAddress(1), ClientAddress(1), false);
+  usleep(200'000);
+  pair.fabric->HoldWrites(false);
+  Collector near;
+  pair.near->Wait(64, near, Deadline::After(150));
+  CHECK(near.done.empty());
+  pair.fabric->HoldReceiveCompletions(false);
+  const int64_t start = NowNanoseconds();
+  Await(pair, near, 1);
+  CHECK((NowNanoseconds() - start) / 1'000'000 < 500);
+  CHECK(near.done[0].status == BulkStatus::kOk);
+  Settle(*pair.near, *pair.far);
+  CHECK(Same(field.here, field.there));
+  std::fill(field.there.begin(), field.there.end(), std::byte{7});
+  pair.fabric->HoldLateWrites(false);
+  usleep(50'000);
+  CHECK(AllAre(field.there, std::byte{7}));
+  field.Reset();
+  CheckClean(pair);
+}
+
+TEST_CASE("a Put does not wait for a peer that says nothing longer than packets live",
+          "[rdma][bulk][failover]") {
+  RdmaPairOptions options;
+  options.rails = 2;
+  options.rdma.bulk_chunk = 256 << 10;
+  options.rdma.timeout = 12;
+  options.fabric.early_completion = options.fabric.slip = 0;
+  RdmaPair pair = MakeRdmaPair(options);
+  usleep(50'000);  // until the server has heard that both rails are connected
+  Field field(pair);
+  pair.fabric->HoldWrites(true);
+  REQUIRE(pair.near->Put(*field.local, 0, field.remote->key(), 0, 1 << 20, 1) == Outcome::kOk);
+  usleep(20'000);
+  pair.fabric->HoldReceiveCompletions(true);
+  pair.fabric->SetLink(ServerAddress(1), ClientAddress(1), false);
+  const int64_t start = NowNanoseconds();
+  usleep(200'000);
+  pair.fabric->HoldWrites(false);
+  Collector near;
+  Await(pair, near, 1);
+  const int64_t took_ms = (NowNanoseconds() - start) / 1'000'000;
+  CHECK(took_ms >= 900);
+  CHECK(took_ms < 3'000);
+  pair.fabric->HoldReceiveCompletions(false);
+  Settle(*pair.near, *pair.far);
+  CHECK(Same(field.here, field.there));
+  field.Reset();
+  CheckClean(pair);
+}

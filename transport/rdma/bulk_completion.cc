@@ -173,6 +173,7 @@ bool BulkEngine::State::PollAll() {
     NotifyDue();
     PumpAll();
   }
+  if (!late.empty()) FinishLate();
   return any;
 }
 

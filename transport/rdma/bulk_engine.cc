@@ -114,6 +114,7 @@ void BulkEngine::Drop(uint32_t rail, uint16_t generation, const std::string& rea
   if (state.successor != nullptr) {
     if (state.successor_generation != generation) return;
     dropped = std::move(state.successor);
+    if (dropped->Break()) state_->End(rail, generation);
     state_->live[rail].store(0, std::memory_order_release);
     state_->changed = true;
   } else if (state.generation == generation) {
@@ -127,6 +128,14 @@ std::array<uint16_t, kMaxRails> BulkEngine::live() const {
     live[rail] = state_->live[rail].load(std::memory_order_acquire);
   }
   return live;
+}
+
+std::array<uint16_t, kMaxRails> BulkEngine::ended() const {
+  std::array<uint16_t, kMaxRails> ended;
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    ended[rail] = state_->ended[rail].load(std::memory_order_acquire);
+  }
+  return ended;
 }
 
 Outcome BulkEngine::Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,
@@ -180,10 +189,11 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
   return Outcome::kOk;
 }
 
-void BulkEngine::OnPeerFence(const std::array<uint32_t, kMaxRails>& fence) {
-  if (!state_->initiator) return;
+void BulkEngine::OnPeerState(const std::array<uint32_t, kMaxRails>& fence,
+                             const std::array<uint16_t, kMaxRails>& ended) {
   State::Turn turn(*state_);
-  state_->OnPeerFence(fence);
+  state_->OnPeerEnded(ended);
+  if (state_->initiator) state_->OnPeerFence(fence);
 }
 
 std::array<uint32_t, kMaxRails> BulkEngine::fence() const {
@@ -257,6 +267,9 @@ const std::string& BulkEngine::failure() const {
 Deadline BulkEngine::next_tick() const {
   std::lock_guard lock(state_->mutex);
   Deadline next = state_->post_again ? Deadline::After(1) : Deadline::Never();
+  if (const BulkOperation* first = state_->late.first()) {
+    next = Earlier(next, Deadline::AtNanoseconds(first->late_until_ns));
+  }
   for (const BulkRail& rail : state_->rails) {
     if (rail.state == BulkRail::State::kDraining) next = Earlier(next, Deadline::After(1));
     if (rail.state == BulkRail::State::kLive && state_->initiator && rail.under_way.empty()) {

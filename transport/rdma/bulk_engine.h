@@ -10,10 +10,11 @@
 //
 // READs are bounded by what the queue pair was granted besides, so that none blocks its send queue.
 //
-// When a rail fails, its queue pair is broken and drained first, so that no late WRITE can touch
-// memory that is used again; then its chunks go back to the head of the queue for the other rails.
-// A READ or WRITE can be repeated without harm as long as its operation has not been reported. With
-// no live rail the chunks wait until a rail comes back or the connection ends.
+// When a rail fails, its queue pair is broken and drained first; then its chunks go back to the
+// head of the queue for the other rails. A READ or WRITE can be repeated without harm as long as
+// its operation has not been reported. With no live rail the chunks wait until a rail comes back or
+// the connection ends. A Put whose old packets may still be under way is not reported before the
+// peer lets none of them in (bulk_late.cc).
 //
 // A notification carries its number, which is never used twice on a rail, whatever becomes of the
 // queue pair: so a notification that arrived although its sender never learnt of it does no harm.
@@ -66,6 +67,8 @@ class BulkEngine {
   void Drop(uint32_t rail, uint16_t generation, const std::string& reason);
   // Generations in use; 0 for a rail that is down, or kRailRefused.
   std::array<uint16_t, kMaxRails> live() const;
+  // The newest generations that let nothing in any more.
+  std::array<uint16_t, kMaxRails> ended() const;
 
   // Initiator only. Any thread.
   Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,
@@ -78,9 +81,11 @@ class BulkEngine {
   // generations of a rail. Any thread.
   std::array<uint32_t, kMaxRails> fence() const;
   bool FenceReached(const std::array<uint32_t, kMaxRails>& fence);
-  // The initiator's: what the peer's packet says that it has received. A move of what a Put wrote
-  // goes by another queue pair only once this covers the Put.
-  void OnPeerFence(const std::array<uint32_t, kMaxRails>& fence);
+  // What the peer's packet says: the notifications that it has received (a move of what a Put wrote
+  // goes by another queue pair only once this covers the Put), and the generations that are broken
+  // at its end.
+  void OnPeerState(const std::array<uint32_t, kMaxRails>& fence,
+                   const std::array<uint16_t, kMaxRails>& ended);
 
   // The keeper's: handle completions and start chunks; true if anything happened. Arm asks for
   // events and returns false if there is something to poll already. event_fd becomes readable then.

@@ -14,7 +14,7 @@ void BulkEngine::State::BreakRail(uint32_t rail, const std::string& reason) {
            reason.c_str());
   state.state = BulkRail::State::kDraining;
   state.drain_until_ns = NowNanoseconds() + kDrainMs * 1'000'000;
-  state.queue_pair->Break();
+  if (state.queue_pair->Break()) End(rail, state.generation);
   live[rail].store(0, std::memory_order_release);
   changed = wants_wake = true;
 }
@@ -50,7 +50,8 @@ bool BulkEngine::State::Drained(uint32_t rail) const {
 void BulkEngine::State::FinishDrain(uint32_t rail) {
   BulkRail& state = rails[rail];
   ReapReceives(rail);
-  state.queue_pair.reset();  // from here on nothing of it touches any memory
+  state.queue_pair.reset();  // from here on nothing of it touches any memory of this end
+  End(rail, state.generation);
   while (!state.under_way.empty()) {
     OnFailed(rail, state.under_way.PopFront(), IBV_WC_WR_FLUSH_ERR);
   }
@@ -58,6 +59,9 @@ void BulkEngine::State::FinishDrain(uint32_t rail) {
   state.receives_missing = 0;
   // Bytes whose notification did not come through go again, too.
   for (BulkOperation* each = operations.first(); each != nullptr; each = Operations::After(*each)) {
+    if (!each->promised[rail].empty() || !each->carried[rail].empty()) {
+      ExpectLatePackets(*each, rail);
+    }
     for (Chunks* chunks : {&each->promised[rail], &each->carried[rail]}) {
       while (BulkChunk* chunk = chunks->PopFront()) {
         chunk->promised = false;
@@ -67,6 +71,7 @@ void BulkEngine::State::FinishDrain(uint32_t rail) {
     }
   }
   while (BulkChunk* chunk = state.again.PopBack()) {
+    ExpectLatePackets(*chunk->operation, rail);
     if (chunk->operation->status == BulkStatus::kOk) {
       Requeue(*chunk);
       repeated.fetch_add(1);

@@ -50,6 +50,7 @@ void BulkEngine::State::Finish(BulkOperation& operation) {
     }
   }
   if (operation.due.linked) due.Remove(operation);
+  if (operation.late.linked) late.Remove(operation);
   operations.Remove(operation);
   operation_pool.Give(operation);
 }
@@ -62,6 +63,10 @@ void BulkEngine::State::MaybeFinish(BulkOperation& operation) {
         !(operation.carried[rail].empty() && operation.promised[rail].empty())) {
       return;
     }
+  }
+  if (MayBeWritten(operation)) {
+    if (!operation.late.linked) late.PushBack(operation);
+    return;
   }
   Finish(operation);
 }

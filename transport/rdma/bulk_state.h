@@ -25,7 +25,9 @@
 namespace penstock::transport::rdma {
 
 inline constexpr int64_t kDrainMs = 2'000;
-inline constexpr uint32_t kNotifications = 64;   // under way per rail
+inline constexpr uint32_t kNotifications = 64;  // under way per rail
+// So long may a packet be under way in a fabric.
+inline constexpr int64_t kLatePacketNs = 1'000'000'000;
 inline constexpr size_t kMostOperations = 4096;  // accepted and not yet reported
 inline constexpr size_t kRecentPuts = 256;
 
@@ -81,6 +83,7 @@ struct BulkEngine::State {
   Operations operations;
   WaitingOperations waiting;
   DueOperations due;
+  LateOperations late;
   uint64_t queued = 0;                 // chunks of `waiting`
   bool post_again = false;             // a device had no room although there was a slot
   std::vector<RecentPut> recent_puts;  // that the peer may not see yet
@@ -89,12 +92,13 @@ struct BulkEngine::State {
   std::array<uint16_t, kMaxRails> forgotten_generation{};
   std::array<uint32_t, kMaxRails> next_sequence{};
   std::array<uint32_t, kMaxRails> peer_fence{};
+  std::array<uint16_t, kMaxRails> peer_ended{};
   bool closed = false;
   std::string failure;  // why the connection cannot go on; written once, before `failed`
   bool wants_wake = false, changed = false;  // wake and rails_changed are due
 
   std::array<std::atomic<uint32_t>, kMaxRails> fence{};  // completed, or received when passive
-  std::array<std::atomic<uint16_t>, kMaxRails> live{};
+  std::array<std::atomic<uint16_t>, kMaxRails> live{}, ended{};
   std::atomic<bool> failed{false};
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, repeated{0};
 
@@ -106,6 +110,11 @@ struct BulkEngine::State {
   void Remember(const BulkOperation& put, uint32_t rail, uint32_t sequence);
   void OrderAfterPuts(BulkOperation& operation);
   bool Eligible(const BulkOperation& operation, uint32_t rail) const;
+  void ExpectLatePackets(BulkOperation& put, uint32_t rail);
+  bool MayBeWritten(const BulkOperation& put) const;
+  void FinishLate();
+  void OnPeerEnded(const std::array<uint16_t, kMaxRails>& generations);
+  void End(uint32_t rail, uint16_t generation);
   void OnPeerFence(const std::array<uint32_t, kMaxRails>& reached);
   void PumpAll();
   void Pump(uint32_t rail, uint64_t most);

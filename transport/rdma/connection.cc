@@ -286,7 +286,7 @@ void RdmaConnection::Keep() {
     next = Earlier(next, control_->next_pump());
     if (!bulk_->Arm()) next = Deadline::After(0);
     epoll_event events[16];
-    SleepOn(keeper_epoll_.get(), events, 16, next);
+    const bool quiet = SleepOn(keeper_epoll_.get(), events, 16, next) == 0;
     keeper_.Clear();
     HandleCm();
     CheckLifeline();
@@ -306,9 +306,9 @@ void RdmaConnection::Keep() {
     if (now - kept_alive >= options_.keepalive_ms * kMillisecond) {
       kept_alive = now;
       control_->Keepalive();
-      // A peer that waits for a rail says so in a packet, which nobody may be looking for.
-      if (control_->Receive() && control_->waiting()) receiver_.Signal();
     }
+    // A peer that waits for a rail says so in a packet, which nobody may be looking for.
+    if (quiet && control_->Receive() && control_->waiting()) receiver_.Signal();
     CheckLinks();
     if (closed() && !bulk_closed_.load()) {
       control_->Receive();  // what arrived before the end is still delivered

@@ -361,6 +361,7 @@ bool ControlChannel::PostNumbered() {
     uint32_t count = 0;
     const auto fence = bulk_.fence();
     const auto live = bulk_.live();
+    const auto ended = bulk_.ended();
     const uint64_t acknowledged = reposted_.load(std::memory_order_acquire);
     while (count < kMostPosts && posted_ + count < numbered_ && ledger.free() > 0) {
       const uint64_t number = posted_ + count + 1;
@@ -373,6 +374,7 @@ bool ControlChannel::PostNumbered() {
       header.acknowledged = acknowledged;
       header.fence = fence;
       header.rail_live = live;
+      header.rail_ended = ended;
       const uint32_t lkey = device_->memory->lkey;
       parts[count][0] = {reinterpret_cast<uintptr_t>(&header), sizeof header, lkey};
       parts[count][1] = {reinterpret_cast<uintptr_t>(memory_ + packet.offset), packet.bytes, lkey};
@@ -638,7 +640,7 @@ bool ControlChannel::TakePacket(uint32_t slot, uint32_t bytes, uint64_t* acknowl
     }
   }
   *acknowledged = std::max(*acknowledged, header.acknowledged);
-  bulk_.OnPeerFence(header.fence);
+  bulk_.OnPeerState(header.fence, header.rail_ended);
   received_ = header.number;
   if (header.rail_live != peer_live_) {
     peer_live_ = header.rail_live;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "common/log.h"
 #include "transport/rdma/memlock.h"
@@ -145,12 +146,12 @@ Status QueuePair::Settle(const RdmaOptions& options, uint32_t reads) {
   return {};
 }
 
-void QueuePair::Break() {
-  if (broken_) return;
-  broken_ = true;
+bool QueuePair::Break() {
+  if (std::exchange(broken_, true)) return breaks_;
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_ERR;
-  verbs_.ModifyQp(qp(), &attributes, IBV_QP_STATE);
+  breaks_ = verbs_.ModifyQp(qp(), &attributes, IBV_QP_STATE) == 0;
+  return breaks_;
 }
 
 void QueuePair::CountEvent(ibv_cq* cq) {

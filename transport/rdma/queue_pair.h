@@ -87,9 +87,9 @@ class QueuePair {
   // READs that this end may have under way at a time. Another one would wait at the head of the
   // send queue, and with it every WRITE behind it.
   uint32_t reads() const { return reads_; }
-  // To the error state: everything posted flushes. Idempotent.
-  void Break();
-  bool broken() const { return broken_; }
+  // To the error state: everything posted flushes, and nothing of the peer's is let in any more.
+  // Idempotent. False if the device did not say so.
+  bool Break();
   // Events read from a channel for one of our completion queues; acknowledged in batches.
   void CountEvent(ibv_cq* cq);
 
@@ -102,7 +102,7 @@ class QueuePair {
   SendLedger ledger_;
   uint32_t inline_bytes_ = 0, receive_depth_ = 0, reads_ = 0;
   uint32_t send_events_ = 0, receive_events_ = 0;  // unacknowledged
-  bool broken_ = false;
+  bool broken_ = false, breaks_ = false;
 };
 
 }  // namespace penstock::transport::rdma

@@ -31,6 +31,7 @@ struct BulkOperation {
   Link<BulkOperation> link;     // of all operations
   Link<BulkOperation> waiting;  // of those with chunks that no rail has
   Link<BulkOperation> due;      // of those whose notification found no room
+  Link<BulkOperation> late;     // of those that are done but for late packets
   uint64_t cookie = 0;
   bool put = false;
   const RdmaRegion* region = nullptr;
@@ -50,6 +51,9 @@ struct BulkOperation {
   // rail later is not covered by it.
   std::array<Chunks, kMaxRails> carried, promised;
   std::array<bool, kMaxRails> notifying{};  // its notification is under way on that rail
+  // Generations through which it was tried before; their packets may still be in the fabric.
+  std::array<uint16_t, kMaxRails> tried{};
+  int64_t late_until_ns = 0;
   // A move to or from where recent Puts wrote: it may start on a rail when the peer has seen as
   // many notifications on each other rail, and also on this one if its queue pair is a newer one.
   bool after_puts = false;
@@ -58,6 +62,7 @@ struct BulkOperation {
 };
 using Operations = Chain<BulkOperation, &BulkOperation::link>;
 using WaitingOperations = Chain<BulkOperation, &BulkOperation::waiting>;
+using LateOperations = Chain<BulkOperation, &BulkOperation::late>;
 using DueOperations = Chain<BulkOperation, &BulkOperation::due>;
 
 struct BulkRequest {  // a posted work request

@@ -11,6 +11,10 @@
 // a rail that is down because the receiver's memory refused an access: nothing is wrong with the
 // rail, and it is made anew at once.
 //
+// rail_ended is the newest generation on each rail whose queue pair, at the sender's end, is
+// broken: nothing that the peer wrote through it, or through an older one, reaches memory any more.
+// The server waits for this before it reports a Put that it had to repeat over another rail.
+//
 // Credits are absolute: `acknowledged` is the number of the newest packet whose receive slot has
 // been posted again. A sender may have `slots` packets beyond it under way; the last
 // kReservedCredits of them are for packets without payload. The sender keeps a packet's bytes until
@@ -44,7 +48,7 @@ struct PacketHeader {
   uint64_t acknowledged = 0;
   std::array<uint32_t, kMaxRails> fence{};      // counts modulo 2^32
   std::array<uint16_t, kMaxRails> rail_live{};  // generation that the sender uses, 0: rail is down
-  uint64_t reserved = 0;
+  std::array<uint16_t, kMaxRails> rail_ended{};
 };
 static_assert(sizeof(PacketHeader) == 56);
 

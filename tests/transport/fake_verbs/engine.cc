@@ -306,7 +306,8 @@ bool State::PlacePieces(FakeQp& qp) {
   for (size_t done = 0; done < kPiecesPerStep; ++done) {
     std::vector<Inbound*> open;
     for (Inbound& inbound : qp.inbound) {
-      if (!inbound.pieces.empty() && !(inbound.write && holds_writes)) open.push_back(&inbound);
+      const bool held = inbound.write && (inbound.late ? holds_late_writes : holds_writes);
+      if (!inbound.pieces.empty() && !held) open.push_back(&inbound);
       if (open.size() == kMostInFlight || (!options.reorder && !open.empty())) break;
     }
     if (open.empty()) break;

@@ -206,6 +206,12 @@ void Fabric::HoldWrites(bool hold) {
   for (auto& [number, qp] : state_->qps) state_->Wake(*qp);
 }
 
+void Fabric::HoldLateWrites(bool hold) {
+  std::lock_guard lock(state_->mutex);
+  state_->holds_late_writes = hold;
+  for (auto& [number, qp] : state_->qps) state_->Wake(*qp);
+}
+
 void Fabric::LoseNotifications(int n) {
   std::lock_guard lock(state_->mutex);
   state_->lose = n;

@@ -129,6 +129,9 @@ class Fabric {
   void HoldReceiveCompletions(bool hold);
   // While held, a WRITE that has arrived is not placed.
   void HoldWrites(bool hold);
+  // While held, a WRITE that has arrived when its sender's queue pair breaks stays in the fabric:
+  // it is placed later, unless the queue pair that it goes to has broken by then.
+  void HoldLateWrites(bool hold);
   // The next n completion events never come.
   void LoseNotifications(int n);
   // Sets the adversity of what happens from now on.

@@ -231,7 +231,7 @@ void State::FailQp(FakeQp& qp, ibv_wc_status status) {
   while (!qp.inbound.empty()) {
     Inbound& inbound = qp.inbound.front();
     SendRequest* request = FindFlight(qp, inbound.request);
-    if (request == nullptr || request->acknowledged) {
+    if (!inbound.late && (request == nullptr || request->acknowledged)) {
       PlaceAll(qp, inbound);
       if (inbound.receives) Complete(*qp.receive(), inbound.completion);
     } else if (inbound.receives) {
@@ -243,7 +243,14 @@ void State::FailQp(FakeQp& qp, ibv_wc_status status) {
   // nothing of it is placed any more.
   FakeQp* peer = FindQp(qp.peer);
   if (peer != nullptr && peer->peer == qp.qp_num) {
-    for (Inbound& inbound : peer->inbound) PlaceAll(*peer, inbound);
+    for (Inbound& inbound : peer->inbound) {
+      const SendRequest* request = FindFlight(*peer, inbound.request);
+      if (holds_late_writes && inbound.write && request != nullptr && !request->acknowledged) {
+        inbound.late = true;
+      } else {
+        PlaceAll(*peer, inbound);
+      }
+    }
     Deliver(*peer);
     Wake(*peer);
   }

@@ -154,6 +154,7 @@ struct Inbound {
   std::vector<uint32_t> pieces;  // still to be placed
   uint64_t piece_bytes = 0;
   bool write = false, receives = false;
+  bool late = false;  // its sender knows nothing of it any more
   ReceiveRequest receive;
   Completion completion;
 };
@@ -307,6 +308,7 @@ struct State {
   std::multimap<int64_t, std::function<void()>> timers;
   std::vector<FakeQp*> active;
   bool stop = false, holds_sends = false, holds_receives = false, holds_writes = false;
+  bool holds_late_writes = false;
   int lose = 0, next_host = 0;
   uint64_t next_id = 1, receiver_not_ready = 0, reads_held_up = 0;
   uint32_t next_qp = 100;
