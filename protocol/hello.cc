@@ -99,6 +99,8 @@ const char* RefusalName(Refusal refusal) {
       return "server trouble";
     case Refusal::kPath:
       return "RDMA only";
+    case Refusal::kTooMany:
+      return "too many GPUs asked for";
   }
   return "unknown reason";
 }

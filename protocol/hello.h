@@ -64,7 +64,8 @@ enum class Refusal : uint32_t {
   kDriver = 5,          // the server's driver does not start; the text says why
   kUnknownSession = 6,  // BulkHello for a session that is not there or has its bulk socket
   kInternal = 7,
-  kPath = 8,  // the server serves over RDMA only, and the client cannot or is told not to
+  kPath = 8,     // the server serves over RDMA only, and the client cannot or is told not to
+  kTooMany = 9,  // more GPUs than the server will ever offer
 };
 const char* RefusalName(Refusal refusal);
 

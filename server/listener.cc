@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/log.h"
 #include "server/session_parameters.h"
@@ -105,7 +106,8 @@ struct Supervisor::Session {
   ClientHello hello;
   Challenge challenge;
   std::string who;
-  uint32_t slot = 0;  // gives the worker's uid
+  uint32_t slot = 0;           // gives the worker's uid
+  std::vector<uint32_t> gpus;  // the ordinals of its devices here, in the client's order
   bool handed_over = false;
   bool ended = false;
   int64_t started_ns = 0;
@@ -153,6 +155,7 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   if (!self->driver_error_.empty()) {
     LOG_ERROR("daemon", "Every client will be refused: %s", self->driver_error_.c_str());
   }
+  if (self->driver_error_.empty()) RETURN_IF_ERROR(self->PlanSlots());
   sigset_t wanted;
   sigemptyset(&wanted);
   sigaddset(&wanted, SIGTERM);
@@ -163,6 +166,22 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   if (!self->signals_.valid()) return FailErrno("Cannot watch for signals");
   SetBlocking(self->listener_.fd(), false);
   return self;
+}
+
+Status Supervisor::PlanSlots() {
+  if (!options_.pool.given) return {};
+  pool::SlotPlan plan;
+  plan.gpus = options_.pool.gpus;
+  plan.slots_per_gpu = options_.pool.slots_per_gpu;
+  plan.memory_per_slot = options_.pool.memory_per_slot;
+  std::vector<pool::GpuMemory> memory;
+  for (size_t gpu = 0; gpu < inventory_.devices.size(); ++gpu) {
+    if (options_.pool.gpus.empty()) plan.gpus.push_back(static_cast<uint32_t>(gpu));
+    memory.push_back({inventory_.devices[gpu].total_memory, inventory_.reserved_memory[gpu]});
+  }
+  RETURN_IF_ERROR(pool::CheckPlan(plan, memory));
+  slots_.emplace(std::move(plan));
+  return {};
 }
 
 Supervisor::Supervisor(transport::tcp::Listener listener) : listener_(std::move(listener)) {}
@@ -339,24 +358,45 @@ void Supervisor::OnProof(Peer& peer, std::span<const std::byte> blob) {
         peer, Refusal::kFull,
         "All sessions of this server (" + std::to_string(options_.max_sessions) + ") are taken.");
   }
-  if (peer.hello.gpus > inventory_.devices.size()) {
-    return Refuse(peer, Refusal::kFull,
+  const size_t offered = slots_ ? slots_->offered() : inventory_.devices.size();
+  if (peer.hello.gpus > offered) {
+    return Refuse(peer, Refusal::kTooMany,
                   "The program asks for more GPUs (" + std::to_string(peer.hello.gpus) +
-                      ") than this server has (" + std::to_string(inventory_.devices.size()) +
-                      ").");
+                      ") than this server offers (" + std::to_string(offered) + ").");
   }
-  if (auto started = StartSession(peer); !started) {
+  std::vector<uint32_t> gpus(peer.hello.gpus == 0 ? offered : peer.hello.gpus);
+  if (slots_) {
+    // Who shares takes one GPU unless it asks for more.
+    const uint32_t wanted = std::max(1u, peer.hello.gpus);
+    auto taken = slots_->Take(wanted);
+    if (!taken) {
+      return Refuse(peer, Refusal::kFull,
+                    "No slot is free on " +
+                        (wanted == 1 ? "any GPU" : std::to_string(wanted) + " GPUs") +
+                        " of this server (" + std::to_string(slots_->offered()) + " GPUs of " +
+                        std::to_string(slots_->plan().slots_per_gpu) + " slots).");
+    }
+    gpus = std::move(*taken);
+  } else {
+    std::iota(gpus.begin(), gpus.end(), 0u);
+  }
+  if (auto started = StartSession(peer, gpus); !started) {
+    if (slots_) slots_->Release(gpus);
     LOG_ERROR("daemon", "%s", started.error().message.c_str());
     return Refuse(peer, Refusal::kInternal, "The server cannot start a worker process.");
   }
 }
 
-Status Supervisor::StartSession(Peer& peer) {
+Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
   SessionParameters parameters;
   parameters.session = next_session_;
   RETURN_IF_ERROR(FillRandom(parameters.ticket));
-  const size_t offered = inventory_.devices.size();
-  parameters.device_count = peer.hello.gpus == 0 ? static_cast<uint32_t>(offered) : peer.hello.gpus;
+  parameters.device_count = static_cast<uint32_t>(gpus.size());
+  parameters.slotted = slots_ ? 1 : 0;
+  parameters.memory_limit = slots_ ? slots_->plan().memory_per_slot : 0;
+  for (size_t device = 0; device < gpus.size(); ++device) {
+    memcpy(parameters.uuids[device], inventory_.devices[gpus[device]].uuid, 16);
+  }
   parameters.silence_seconds = options_.silence_seconds;
   parameters.isolate = options_.isolate ? 1 : 0;
   uint32_t slot = 0;
@@ -410,6 +450,7 @@ Status Supervisor::StartSession(Peer& peer) {
   session.challenge = peer.challenge;
   session.who = peer.Who();
   session.slot = slot;
+  session.gpus = gpus;
   session.started_ns = NowNanoseconds();
   peer.session = session.id;
   peer.state = Peer::State::kStarting;
@@ -435,8 +476,15 @@ void Supervisor::OnWorkerMessage(Session& session) {
   welcome.mac = ServerMac(key_, session.hello, session.challenge, session.id, session.ticket);
   ServerInfo& info = welcome.server;
   info.driver_version = inventory_.driver_version;
-  info.device_count = session.hello.gpus == 0 ? static_cast<uint32_t>(inventory_.devices.size())
-                                              : session.hello.gpus;
+  std::vector<DeviceInfo> devices;
+  for (const uint32_t gpu : session.gpus) {
+    devices.push_back(inventory_.devices[gpu]);
+    // A slot is all that the program sees of the GPU's memory.
+    if (slots_ && slots_->plan().memory_per_slot != 0) {
+      devices.back().total_memory = slots_->plan().memory_per_slot;
+    }
+  }
+  info.device_count = static_cast<uint32_t>(devices.size());
   info.stream_window = kStreamWindow;
   info.max_frame_bytes = kMaxFrameBytes;
   memset(info.functions, 0xff, sizeof info.functions);
@@ -445,7 +493,7 @@ void Supervisor::OnWorkerMessage(Session& session) {
   CopyText(info.server_name, host);
   peer->state = Peer::State::kWelcomed;
   peer->deadline = Deadline::After(kHelloMs);
-  Queue(*peer, SerializeWelcome(welcome, std::span(inventory_.devices).first(info.device_count)));
+  Queue(*peer, SerializeWelcome(welcome, devices));
 }
 
 void Supervisor::OnBulkHello(Peer& peer, std::span<const std::byte> blob) {
@@ -495,6 +543,7 @@ void Supervisor::OnWorkerEnd(Session& session) {
   int status = 0;
   if (waitpid(session.child.pid, &status, WNOHANG) != session.child.pid) return;
   session.ended = true;
+  if (slots_) slots_->Release(session.gpus);
   const double seconds = (NowNanoseconds() - session.started_ns) * 1e-9;
   if (WIFSIGNALED(status)) {
     LOG_WARNING("daemon", "Session %lu (%s) ends after %.1f s: its worker is killed by signal %d.",

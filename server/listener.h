@@ -12,12 +12,14 @@
 
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/clock.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
+#include "pool/slots.h"
 #include "protocol/hello.h"
 #include "server/options.h"
 #include "server/probe.h"
@@ -51,7 +53,8 @@ class Supervisor {
   bool RdmaIsOffered() const;
   void OnProof(Peer& peer, std::span<const std::byte> blob);
   void OnBulkHello(Peer& peer, std::span<const std::byte> blob);
-  Status StartSession(Peer& peer);
+  Status PlanSlots();
+  Status StartSession(Peer& peer, const std::vector<uint32_t>& gpus);
   void OnWorkerMessage(Session& session);
   void OnWorkerEnd(Session& session);
   void HandOver(Session& session, Peer& bulk);
@@ -69,7 +72,8 @@ class Supervisor {
   // and where SIMGPU_SHARED already names another place.
   UniqueFd simulated_memory_;
   Inventory inventory_;
-  std::string driver_error_;  // empty if the driver works
+  std::string driver_error_;          // empty if the driver works
+  std::optional<pool::Slots> slots_;  // empty: every program sees every GPU
   transport::tcp::Listener listener_;
   UniqueFd signals_;
   std::list<Peer> peers_;

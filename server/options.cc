@@ -29,6 +29,10 @@ constexpr const char* kExamples =
     "  key-file = \"/etc/penstock/key\"\n"
     "  max-sessions = 64\n"
     "  silence-seconds = 30           # a session without a sign of life for so long ends\n"
+    "  [pool]                         # GPUs in slots; without it every program sees all of them\n"
+    "  gpus = [0, 1]                  # offered; default: all\n"
+    "  slots-per-gpu = 2              # programs on one GPU; default 1\n"
+    "  memory-per-slot = \"16 GiB\"     # all that a program sees and gets of each of its GPUs\n"
     "  first-worker-uid = 2000000000  # workers run as users from here on, if started as root\n"
     "  device-gid = 0                 # group that may open /dev/nvidia*, where it is needed\n"
     "  isolate = true\n"
@@ -70,11 +74,23 @@ std::string Place(const std::string& path, const toml::source_region& source) {
   return path + ":" + std::to_string(source.begin.line) + ": ";
 }
 
+// "256MiB", "8 GiB"; without a unit bytes.
+bool ParseSize(std::string text, uint64_t* bytes) {
+  try {
+    const bool fine = CLI::AsSizeValue(/*kb_is_1000=*/false)(text).empty();  // makes a number of it
+    *bytes = fine ? std::stoull(text) : 0;
+  } catch (const std::exception&) {
+    return false;
+  }
+  return *bytes != 0;
+}
+
 // Takes one value of the file unless the command line gave it.
 class FileReader {
  public:
-  FileReader(const std::string& path, toml::table table, const CLI::App& app)
-      : path_(path), table_(std::move(table)), app_(app) {}
+  // Refers to the table: a copy would not know its place in the file any more.
+  FileReader(const std::string& path, const toml::table& table, const CLI::App& app)
+      : path_(path), table_(table), app_(app) {}
 
   template <typename T>
   void Take(const char* name, const char* flag, T* target) {
@@ -95,6 +111,22 @@ class FileReader {
         if (!value) return Wrong(name, each, "a list of texts");
         target->push_back(*value);
       }
+    } else if constexpr (std::is_same_v<T, std::vector<uint32_t>>) {
+      const toml::array* array = node->as_array();
+      if (array == nullptr) return Wrong(name, *node, "a list of numbers");
+      target->clear();
+      for (const toml::node& each : *array) {
+        auto value = each.value_exact<int64_t>();
+        if (!value || *value < 0 || *value > UINT32_MAX) {
+          return Wrong(name, each, "a list of numbers");
+        }
+        target->push_back(static_cast<uint32_t>(*value));
+      }
+    } else if constexpr (std::is_same_v<T, uint64_t>) {
+      auto text = node->value_exact<std::string>();
+      if (!text || !ParseSize(*text, target)) {
+        Wrong(name, *node, "a size such as \"512 MiB\" or \"8 GiB\"");
+      }
     } else if constexpr (std::is_same_v<T, bool>) {
       if (auto value = node->value_exact<bool>())
         *target = *value;
@@ -110,11 +142,12 @@ class FileReader {
   }
 
   // Empty if the file has no such section.
-  Result<toml::table> TakeTable(const char* name) {
+  Result<const toml::table*> TakeTable(const char* name) {
+    static const toml::table kEmpty;
     known_.insert(name);
     const toml::node* node = table_.get(name);
-    if (node == nullptr) return toml::table();
-    if (node->as_table() != nullptr) return *node->as_table();
+    if (node == nullptr) return &kEmpty;
+    if (node->as_table() != nullptr) return node->as_table();
     return Fail(Code::kInvalidArgument,
                 Place(path_, node->source()) + "Value of " + name + " is not a section.");
   }
@@ -134,7 +167,7 @@ class FileReader {
     error_ = Place(path_, node.source()) + "Value of " + name + " is not " + wanted + ".";
   }
   const std::string path_;
-  toml::table table_;
+  const toml::table& table_;
   const CLI::App& app_;
   std::set<std::string> known_;
   std::string error_;
@@ -171,7 +204,7 @@ Status ReadFile(const std::string& path, const CLI::App& app, std::string* liste
     return Fail(Code::kInvalidArgument,
                 Place(path, error.source()) + std::string(error.description()));
   }
-  FileReader reader(path, std::move(table), app);
+  FileReader reader(path, table, app);
   reader.Take("listen", "--listen", listen);
   reader.Take("driver", "--driver", &options->driver);
   reader.Take("key-file", "--key-file", &options->key_file);
@@ -182,9 +215,16 @@ Status ReadFile(const std::string& path, const CLI::App& app, std::string* liste
   reader.Take("first-worker-uid", nullptr, &options->first_worker_uid);
   reader.Take("device-gid", nullptr, &options->device_gid);
   reader.Take("isolate", nullptr, &options->isolate);
-  ASSIGN_OR_RETURN(const toml::table below, reader.TakeTable("transport"));
+  ASSIGN_OR_RETURN(const toml::table* below, reader.TakeTable("transport"));
+  ASSIGN_OR_RETURN(const toml::table* shared, reader.TakeTable("pool"));
   RETURN_IF_ERROR(reader.Finish());
-  FileReader transport(path, below, app);
+  FileReader pool(path, *shared, app);
+  options->pool.given = !shared->empty();
+  pool.Take("gpus", nullptr, &options->pool.gpus);
+  pool.Take("slots-per-gpu", nullptr, &options->pool.slots_per_gpu);
+  pool.Take("memory-per-slot", nullptr, &options->pool.memory_per_slot);
+  RETURN_IF_ERROR(pool.Finish());
+  FileReader transport(path, *below, app);
   TransportSettings& settings = options->transport;
   transport.Take("kind", "--transport", kind);
   transport.Take("rdma-addresses", nullptr, &settings.rdma_addresses);
@@ -251,6 +291,11 @@ Result<Options> ParseOptions(int argc, char** argv) {
     return Fail(Code::kInvalidArgument, "Number of sessions (" +
                                             std::to_string(options.max_sessions) +
                                             ") is not between 1 and 4096.");
+  }
+  if (options.pool.slots_per_gpu == 0 || options.pool.slots_per_gpu > 64) {
+    return Fail(Code::kInvalidArgument, "Value of pool.slots-per-gpu (" +
+                                            std::to_string(options.pool.slots_per_gpu) +
+                                            ") is not between 1 and 64.");
   }
   if (options.silence_seconds == 0) {
     return Fail(Code::kInvalidArgument, "Value of silence-seconds is zero.");

@@ -20,6 +20,14 @@ struct TransportSettings {
   uint32_t keepalive_ms = 1000, peer_timeout_ms = 10'000;
 };
 
+// [pool] in the file: how the GPUs are shared. Without it every program sees all GPUs, unlimited.
+struct PoolSettings {
+  bool given = false;
+  std::vector<uint32_t> gpus;  // offered; empty: all
+  uint32_t slots_per_gpu = 1;
+  uint64_t memory_per_slot = 0;  // bytes; 0: no limit
+};
+
 struct Options {
   std::string listen_host = "127.0.0.1";
   uint16_t listen_port = 14833;
@@ -36,6 +44,7 @@ struct Options {
   uint32_t device_gid = 0;
   bool isolate = true;
   TransportSettings transport;
+  PoolSettings pool;
   bool parent_pid_dies = false;
 };
 

@@ -27,7 +27,7 @@ Status Check(const Driver& driver, CUresult result, const char* what) {
                                       " (" + std::to_string(result) + ").");
 }
 
-Result<DeviceInfo> Describe(const Driver& driver, int ordinal) {
+Result<DeviceInfo> Describe(const Driver& driver, int ordinal, uint64_t* reserved) {
   DeviceInfo info = {};
   CUdevice device;
   RETURN_IF_ERROR(Check(driver, driver.cuDeviceGet(&device, ordinal), "cuDeviceGet"));
@@ -59,6 +59,9 @@ Result<DeviceInfo> Describe(const Driver& driver, int ordinal) {
   driver.cuCtxGetStreamPriorityRange(&least, &greatest);
   info.least_priority = least;
   info.greatest_priority = greatest;
+  size_t free_bytes = 0, all = 0;
+  RETURN_IF_ERROR(Check(driver, driver.cuMemGetInfo_v2(&free_bytes, &all), "cuMemGetInfo"));
+  *reserved = all - free_bytes;
   driver.cuCtxSetCurrent(nullptr);
   driver.cuDevicePrimaryCtxRelease_v2(device);
   return info;
@@ -73,8 +76,10 @@ Result<Inventory> Look(const std::string& library) {
   int count = 0;
   RETURN_IF_ERROR(Check(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount"));
   for (int i = 0; i < count && i < static_cast<int>(kMaxDevices); ++i) {
-    ASSIGN_OR_RETURN(DeviceInfo info, Describe(driver, i));
+    uint64_t reserved = 0;
+    ASSIGN_OR_RETURN(DeviceInfo info, Describe(driver, i, &reserved));
     inventory.devices.push_back(info);
+    inventory.reserved_memory.push_back(reserved);
   }
   return inventory;
 }
@@ -136,13 +141,18 @@ Result<Inventory> ProbeDriver(const std::string& library, int timeout_ms) {
   Inventory inventory;
   inventory.driver_version = header.driver_version;
   if (header.device_count > kMaxDevices ||
-      bytes->size() != sizeof header + header.device_count * sizeof(DeviceInfo)) {
+      bytes->size() !=
+          sizeof header + header.device_count * (sizeof(DeviceInfo) + sizeof(uint64_t))) {
     return Fail(Code::kInternal, "The probe process gives an answer of the wrong size.");
   }
   inventory.devices.resize(header.device_count);
+  inventory.reserved_memory.resize(header.device_count);
   if (header.device_count != 0) {
-    memcpy(inventory.devices.data(), bytes->data() + sizeof header,
-           header.device_count * sizeof(DeviceInfo));
+    const char* const infos = bytes->data() + sizeof header;
+    const size_t info_bytes = header.device_count * sizeof(DeviceInfo);
+    memcpy(inventory.devices.data(), infos, info_bytes);
+    memcpy(inventory.reserved_memory.data(), infos + info_bytes,
+           header.device_count * sizeof(uint64_t));
   }
   return inventory;
 }
@@ -162,6 +172,8 @@ int ProbeMain() {
   header.device_count = static_cast<uint32_t>(inventory->devices.size());
   WriteAll(4, &header, sizeof header);
   WriteAll(4, inventory->devices.data(), inventory->devices.size() * sizeof(DeviceInfo));
+  WriteAll(4, inventory->reserved_memory.data(),
+           inventory->reserved_memory.size() * sizeof(uint64_t));
   _exit(0);  // the driver's own exit work is of no use here
 }
 

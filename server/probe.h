@@ -14,6 +14,7 @@ namespace penstock::server {
 struct Inventory {
   int32_t driver_version = 0;
   std::vector<DeviceInfo> devices;
+  std::vector<uint64_t> reserved_memory;  // bytes of each that are taken with one context made
 };
 
 // Runs `penstockd --probe` and waits for its answer.

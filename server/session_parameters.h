@@ -26,13 +26,16 @@ struct SessionParameters {
   uint64_t session = 0;
   uint32_t epoch = 1;
   uint32_t device_count = 0;  // ordinals below it are the client's
+  uint32_t slotted = 0;  // the devices are those of `uuids`, and no others; else the first ones
   uint32_t silence_seconds = 30;
   uint32_t uid = 0;  // to become; 0 for none
   uint32_t gid = 0;
   uint32_t isolate = 1;
   uint32_t client_pid = 0;
   int32_t supervisor_pid = 0;
-  uint32_t simulated = 0;  // the worker has kSimulatedMemoryDescriptor
+  uint32_t simulated = 0;     // the worker has kSimulatedMemoryDescriptor
+  uint64_t memory_limit = 0;  // of each device, bytes; 0: none
+  uint8_t uuids[kMaxDevices][16] = {};
   Nonce ticket{};
   RdmaSettings rdma;
   char client_host[64] = {};

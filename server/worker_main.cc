@@ -38,11 +38,28 @@ void ShareSimulatedMemory() {
   setenv("SIMGPU_SHARED", path.c_str(), 1);
 }
 
+// The driver shows this process the slot's GPUs alone.
+void ChooseDevices(const SessionParameters& parameters) {
+  std::string list;
+  for (uint32_t device = 0; device < parameters.device_count; ++device) {
+    if (device != 0) list += ',';
+    list += "GPU-";
+    for (int i = 0; i < 16; ++i) {
+      char digits[4];
+      snprintf(digits, sizeof digits, "%02x", parameters.uuids[device][i]);
+      if (i == 4 || i == 6 || i == 8 || i == 10) list += '-';
+      list += digits;
+    }
+  }
+  setenv("CUDA_VISIBLE_DEVICES", list.c_str(), 1);
+}
+
 // The library is opened first, because the worker's user may not be able to read it where it lies;
 // the system call filter comes last, because a driver may start helper programs. RDMA comes in
 // between: path.h has the reasons.
 Result<Driver> StartDriver(const SessionParameters& parameters, RdmaPort* port) {
   if (parameters.simulated != 0) ShareSimulatedMemory();
+  if (parameters.slotted != 0) ChooseDevices(parameters);
   ASSIGN_OR_RETURN(const Driver driver, OpenDriver(parameters.driver));
   if (parameters.isolate != 0) RETURN_IF_ERROR(Isolate(parameters));
   *port = OpenRdmaPort(parameters);
@@ -76,6 +93,7 @@ Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort
   options.session = parameters.session;
   options.epoch = parameters.epoch;
   options.device_count = parameters.device_count;
+  options.memory_limit = parameters.memory_limit;
   options.silence_ms = int64_t{parameters.silence_seconds} * 1000;
   options.capture_output = true;
   ApplyDisabled(&options);

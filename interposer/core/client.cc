@@ -1,6 +1,7 @@
 #include "interposer/core/client.h"
 
 #include <pthread.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include <new>
@@ -70,13 +71,39 @@ const char* Advice(Code code) {
     case Code::kProtocol:
       return "Check that a penstockd of this version listens there.";
     case Code::kResourceExhausted:
-      return "Try again when a device is free, or ask for fewer (PENSTOCK_GPUS or penstock run "
-             "-n).";
+      return "Try again when one is free, wait for it (penstock run --wait), or ask for fewer "
+             "(PENSTOCK_GPUS or penstock run -n).";
     case Code::kUnsupported:
       return "";  // the message says what to do
     default:
       return "Check that penstockd runs there and can be reached from here.";
   }
+}
+
+// What PENSTOCK_WHEN_FULL says when every slot is taken: `error` (the default), cuInit fails and
+// the program may go on without a GPU; `wait`, until one is free; `exit`, for `penstock run`: the
+// program ends with EX_TEMPFAIL, so that a batch system tries again.
+Result<Connected> ConnectWhenFree(const ConnectOptions& options) {
+  constexpr useconds_t kShortestUs = 100'000, kLongestUs = 2'000'000;
+  const std::string when_full = EnvString("PENSTOCK_WHEN_FULL");
+  Result<Connected> connected = Connect(options);
+  useconds_t pause = kShortestUs;
+  while (!connected && connected.error().code == Code::kResourceExhausted && when_full == "wait") {
+    if (pause == kShortestUs) {
+      LOG_WARNING("session", "Waiting for a GPU of the server (%s): %s", options.server.c_str(),
+                  connected.error().message.c_str());
+    }
+    usleep(pause);
+    pause = std::min(pause * 2, kLongestUs);
+    connected = Connect(options);
+  }
+  if (!connected && connected.error().code == Code::kResourceExhausted && when_full == "exit") {
+    LOG_ERROR("session", "The program ends with status %d: %s %s", EX_TEMPFAIL,
+              connected.error().message.c_str(), Advice(Code::kResourceExhausted));
+    fflush(nullptr);
+    _exit(EX_TEMPFAIL);
+  }
+  return connected;
 }
 
 }  // namespace
@@ -112,7 +139,7 @@ CUresult Client::Initialise() {
     return InitError(path.error());
   }
   connect.path = std::move(*path);
-  Result<Connected> connected = Connect(connect);
+  Result<Connected> connected = ConnectWhenFree(connect);
   if (!connected) {
     const char* const advice = Advice(connected.error().code);
     LOG_ERROR("session", "Cannot open a session with the server (PENSTOCK_SERVER=%s): %s%s%s",

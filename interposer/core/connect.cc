@@ -32,6 +32,7 @@ Error Refused(Refusal refusal, const char* text) {
   if (refusal == Refusal::kFull) code = Code::kResourceExhausted;
   if (refusal == Refusal::kDriver) code = Code::kUnsupported;
   if (refusal == Refusal::kPath) code = Code::kUnsupported;
+  if (refusal == Refusal::kTooMany) code = Code::kUnsupported;
   std::string message = std::string("The server refuses (") + RefusalName(refusal) + "): " + text;
   if (refusal == Refusal::kDriver) message += " See what penstockd says there on its stderr.";
   return {code, std::move(message)};

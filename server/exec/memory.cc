@@ -1,5 +1,7 @@
 // Device memory. Every allocation enters the table that all device pointers are checked against;
 // frees go to the reaper.
+#include <algorithm>
+
 #include "custom_server.gen.h"
 #include "server/worker/worker.h"
 
@@ -32,19 +34,33 @@ CUresult Reap(CallContext& call, const std::shared_ptr<ContextState>& context, c
   return CUDA_SUCCESS;
 }
 
-// Allocates; when memory is short and frees are under way, waits for them and tries once more.
+// The driver's pool keeps what was freed to it, beyond what the quota has given back: before other
+// memory is taken within a slot, it returns what it does not use.
+void GiveBackPool(Worker& worker, CUdevice device) {
+  if (!worker.quota()->limited()) return;
+  CUmemoryPool pool = nullptr;
+  if (worker.driver().cuDeviceGetMemPool(&pool, device) == CUDA_SUCCESS) {
+    worker.driver().cuMemPoolTrimTo(pool, 0);
+  }
+}
+
+// Allocates `wanted` bytes within the slot; when memory is short and frees are under way, waits for
+// them and tries once more.
 template <typename Reply>
-CUresult Allocate(CallContext& call,
+CUresult Allocate(CallContext& call, uint64_t wanted,
                   std::function<CUresult(const Driver&, Reply*, uint64_t* bytes)> allocate,
                   AllocationKind kind) {
   Worker& worker = call.worker();
   const auto context = worker.current();
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const auto attempt = [&worker, context, allocate, kind](Reply* reply) {
+  const auto attempt = [&worker, context, allocate, kind, wanted](Reply* reply) {
+    auto charge = Quota::Take(worker.quota(), context->device, wanted);
+    if (charge == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (kind == AllocationKind::kLinear) GiveBackPool(worker, context->device);
     uint64_t bytes = 0;
     const CUresult result = allocate(worker.driver(), reply, &bytes);
     if (result != CUDA_SUCCESS) return result;
-    Allocation range = {reply->dptr, reply->dptr + bytes, kind, {}, {}};
+    Allocation range = {reply->dptr, reply->dptr + bytes, kind, {}, {}, std::move(charge)};
     if (kind == AllocationKind::kLinear) range.context = context->handle;
     worker.allocations().Add(range);
     return result;
@@ -78,6 +94,11 @@ CUresult ServeCuMemGetInfo(CallContext& call, const commands::CuMemGetInfo&, Rea
   const auto ask = [&worker](std::vector<std::byte>* body) {
     size_t free = 0, total = 0;
     const CUresult result = worker.driver().cuMemGetInfo_v2(&free, &total);
+    const Quota& quota = *worker.quota();
+    if (quota.limited() && worker.current() != nullptr) {
+      total = quota.limit();
+      free = std::min<uint64_t>(free, quota.left(worker.current()->device));
+    }
     const commands::CuMemGetInfoReply reply = {free, total};
     const auto bytes = std::as_bytes(std::span(&reply, 1));
     body->assign(bytes.begin(), bytes.end());
@@ -102,7 +123,7 @@ CUresult ServeCuMemGetInfo(CallContext& call, const commands::CuMemGetInfo&, Rea
 CUresult ServeCuMemAlloc(CallContext& call, const commands::CuMemAlloc& command, Reader& rest) {
   if (!rest.AtEnd()) return call.Malformed("cuMemAlloc is followed by something.");
   return Allocate<commands::CuMemAllocReply>(
-      call,
+      call, command.bytesize,
       [wanted = command.bytesize](const Driver& driver, auto* reply, uint64_t* bytes) {
         CUdeviceptr address = 0;
         const CUresult result = driver.cuMemAlloc_v2(&address, wanted);
@@ -116,8 +137,15 @@ CUresult ServeCuMemAlloc(CallContext& call, const commands::CuMemAlloc& command,
 CUresult ServeCuMemAllocPitch(CallContext& call, const commands::CuMemAllocPitch& command,
                               Reader& rest) {
   if (!rest.AtEnd()) return call.Malformed("cuMemAllocPitch is followed by something.");
+  // The pitch is the driver's to choose; as in CUDA, it is 512 bytes or a multiple.
+  constexpr uint64_t kPitch = 512;
+  const uint64_t row = command.WidthInBytes / kPitch + (command.WidthInBytes % kPitch != 0 ? 1 : 0);
+  uint64_t wanted = 0;
+  if (__builtin_mul_overflow(row * kPitch, command.Height, &wanted)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   return Allocate<commands::CuMemAllocPitchReply>(
-      call,
+      call, wanted,
       [command](const Driver& driver, auto* reply, uint64_t* bytes) {
         CUdeviceptr address = 0;
         size_t pitch = 0;
@@ -150,9 +178,12 @@ CUresult ServeCuMemFree(CallContext& call, const commands::CuMemFree& command, R
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   Allocation removed;
   worker.allocations().Remove(command.dptr, &removed);
-  return Reap(call, context, "cuMemFree", [address = command.dptr](const Driver& driver) {
-    return driver.cuMemFree_v2(address);
-  });
+  return Reap(call, context, "cuMemFree",
+              [address = command.dptr, charge = std::move(removed.charge)](const Driver& driver) {
+                const CUresult result = driver.cuMemFree_v2(address);
+                if (charge != nullptr) charge->Release();
+                return result;
+              });
 }
 
 CUresult ServeCuMemFreeAsync(CallContext& call, const commands::CuMemFreeAsync& command,
@@ -169,8 +200,15 @@ CUresult ServeCuMemFreeAsync(CallContext& call, const commands::CuMemFreeAsync& 
   }
   const CUresult result = worker.driver().cuMemFreeAsync(command.dptr, stream);
   Allocation removed;
-  if (result == CUDA_SUCCESS) worker.allocations().Remove(command.dptr, &removed);
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  worker.allocations().Remove(command.dptr, &removed);
+  if (!worker.quota()->limited() || removed.charge == nullptr) return result;
+  // The memory is the stream's until it gets here, so the slot has it back only then.
+  return Reap(call, worker.current(), "cuMemFreeAsync",
+              [charge = std::move(removed.charge)](const Driver&) {
+                charge->Release();
+                return CUDA_SUCCESS;
+              });
 }
 
 CUresult ServeCuMemAllocAsync(CallContext& call, const commands::CuMemAllocAsync& command,
@@ -179,7 +217,7 @@ CUresult ServeCuMemAllocAsync(CallContext& call, const commands::CuMemAllocAsync
   CUstream stream;
   if (!call.Stream(command.hStream, &stream)) return call.error();
   return Allocate<commands::CuMemAllocAsyncReply>(
-      call,
+      call, command.bytesize,
       [wanted = command.bytesize, stream](const Driver& driver, auto* reply, uint64_t* bytes) {
         CUdeviceptr address = 0;
         const CUresult result = driver.cuMemAllocAsync(&address, wanted, stream);
@@ -200,7 +238,7 @@ CUresult ServeCuMemAllocFromPoolAsync(CallContext& call,
     return call.error();
   }
   return Allocate<commands::CuMemAllocFromPoolAsyncReply>(
-      call,
+      call, command.bytesize,
       [wanted = command.bytesize, pool, stream](const Driver& driver, auto* reply,
                                                 uint64_t* bytes) {
         CUdeviceptr address = 0;

@@ -259,7 +259,7 @@ CUresult FoundVariable(CallContext& call, CUresult result, CUdeviceptr address, 
   if (result != CUDA_SUCCESS) return result;
   if (bytes != 0 && call.worker().allocations().Find(address, bytes) == nullptr) {
     call.worker().allocations().Add(
-        {address, address + bytes, AllocationKind::kVariable, context, owner});
+        {address, address + bytes, AllocationKind::kVariable, context, owner, {}});
   }
   call.reply().Put(Reply{address, bytes});
   return result;

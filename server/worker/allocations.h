@@ -11,6 +11,7 @@
 #include <map>
 
 #include "protocol/handle.h"
+#include "server/worker/quota.h"
 
 namespace penstock::server {
 
@@ -21,6 +22,7 @@ struct Allocation {
   AllocationKind kind = AllocationKind::kLinear;
   Handle context;  // whose end is its end; none for pool memory
   Handle owner;    // module or library of a variable
+  std::shared_ptr<Quota::Charge> charge;
 };
 
 class Allocations {
@@ -47,7 +49,7 @@ class Allocations {
   bool Remove(uint64_t begin, Allocation* removed) {
     auto found = ranges_.find(begin);
     if (found == ranges_.end()) return false;
-    *removed = found->second;
+    *removed = std::move(found->second);
     ranges_.erase(found);
     newest_ = nullptr;
     return true;

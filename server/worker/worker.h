@@ -43,6 +43,7 @@ struct WorkerOptions {
   uint32_t epoch = 1;
   uint32_t device_count = 1;  // ordinals below it may be named by the client
   int64_t silence_ms = 30'000;
+  uint64_t memory_limit = 0;    // bytes of each device; 0: none
   bool capture_output = false;  // the process's stdout and stderr belong to the client's program
   // Switches of single mechanisms (PENSTOCK_DISABLE), for tests that show what they are good for.
   bool gate = true;
@@ -73,6 +74,7 @@ class Worker : public transport::Handler {
   transport::Connection& connection() { return *connection_; }
   Objects& objects() { return objects_; }
   Allocations& allocations() { return allocations_; }
+  const std::shared_ptr<Quota>& quota() { return quota_; }
   Outbox& outbox() { return outbox_; }
   Progress& progress() { return progress_; }
   Waits& waits() { return waits_; }
@@ -135,6 +137,7 @@ class Worker : public transport::Handler {
   std::unique_ptr<transport::Connection> connection_;
   Objects objects_;
   Allocations allocations_;
+  const std::shared_ptr<Quota> quota_ = std::make_shared<Quota>(options_.memory_limit);
   Outbox outbox_;
   Output output_;
   Reaper reaper_;

@@ -270,7 +270,7 @@ TEST_CASE("what is refused is refused in words", "[server][daemon]") {
   }
   SECTION("more GPUs than there are") {
     const Greeted greeted = Greet(daemon, {}, 9);
-    CHECK(greeted.welcome.welcome.refusal == Refusal::kFull);
+    CHECK(greeted.welcome.welcome.refusal == Refusal::kTooMany);
     CHECK_THAT(greeted.welcome.welcome.text, Catch::Contains("(9)"));
   }
   SECTION("more sessions than allowed") {

@@ -32,7 +32,8 @@ constexpr char kRunFooter[] =
     "simulated GPU is used, through a daemon of the program's own, and a line on stderr says so.\n"
     "\n"
     "The exit status is the program's (128 + n if signal n ended it; 127 or 126 if it cannot be\n"
-    "started, 125 if Penstock itself fails). Only the program writes to stdout.\n"
+    "started, 125 if Penstock itself fails, 75 if no GPU is free). Only the program writes to "
+    "stdout.\n"
     "\n"
     "More by environment variables of the program:\n"
     "  PENSTOCK_STATS=FILE     writes at exit what went over the wire, as JSON\n"
@@ -46,7 +47,7 @@ class RunFormatter : public CLI::Formatter {
  public:
   std::string make_usage(const CLI::App*, std::string) const override {
     return "\nUsage: penstock run [-n GPUS] [--server HOST:PORT] [--key FILE] [--transport KIND] "
-           "[--sim] -- PROGRAM "
+           "[--wait] [--sim] -- PROGRAM "
            "ARGS...\n";
   }
 };
@@ -82,6 +83,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "rdma", "tcp"}).description(""))
       ->envname("PENSTOCK_TRANSPORT")
       ->type_name("KIND");
+  run->add_flag("--wait", options.wait,
+                "Wait for a GPU where all slots of the server are taken, instead of\nending with "
+                "status 75");
   run->add_flag("--sim", options.simulate, "Use the simulated GPU")->excludes(server);
 
   // What stands after the first -- is the program's alone; CLI11 does not see it.

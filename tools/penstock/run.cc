@@ -33,13 +33,14 @@ int Complain(const Error& error) {
 }
 
 void SetEnvironment(const Layout& layout, const std::string& server, const std::string& key_file,
-                    int gpus, const std::string& transport) {
+                    int gpus, const std::string& transport, bool wait) {
   setenv("LD_PRELOAD", WithEntryFirst(EnvString("LD_PRELOAD"), layout.interposer).c_str(), 1);
   setenv("LD_LIBRARY_PATH",
          WithEntryFirst(EnvString("LD_LIBRARY_PATH"), layout.library_folder).c_str(), 1);
   setenv("PENSTOCK_SERVER", server.c_str(), 1);
   if (!key_file.empty()) setenv("PENSTOCK_KEY_FILE", key_file.c_str(), 1);
   if (!transport.empty()) setenv("PENSTOCK_TRANSPORT", transport.c_str(), 1);
+  setenv("PENSTOCK_WHEN_FULL", wait ? "wait" : "exit", 1);
   if (gpus > 0) setenv("PENSTOCK_GPUS", std::to_string(gpus).c_str(), 1);
 }
 
@@ -89,7 +90,8 @@ int RunOnSimulator(const Layout& layout, const RunOptions& options) {
   if (program < 0) return Complain(Error{Code::kSystem, "Cannot fork."});
   if (program == 0) {
     sigprocmask(SIG_SETMASK, &before, nullptr);
-    SetEnvironment(layout, daemon->address(), daemon->key_file(), options.gpus, options.transport);
+    SetEnvironment(layout, daemon->address(), daemon->key_file(), options.gpus, options.transport,
+                   options.wait);
     _exit(Exec(options.program));
   }
   return Attend(program, *daemon, signals);
@@ -107,7 +109,8 @@ int Run(const RunOptions& options) {
             "simulated GPU.\n");
     return RunOnSimulator(*layout, options);
   }
-  SetEnvironment(*layout, options.server, options.key_file, options.gpus, options.transport);
+  SetEnvironment(*layout, options.server, options.key_file, options.gpus, options.transport,
+                 options.wait);
   return Exec(options.program);
 }
 

@@ -13,6 +13,7 @@ struct RunOptions {
   std::string server;     // HOST:PORT; empty: none is configured
   std::string key_file;   // empty: no key
   std::string transport;  // auto, rdma or tcp; empty: as PENSTOCK_TRANSPORT says
+  bool wait = false;      // until the server has a GPU free
   bool simulate = false;
   std::vector<std::string> program;  // with its arguments
 };

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Slots: what a program gets of a shared GPU, and what happens when no slot is free."""
+
+from harness import *
+
+MIB = 1 << 20
+SLOT = 256 * MIB
+
+
+class Shared(Daemon):
+    """A daemon with [pool] settings."""
+
+    def __init__(self, settings, **env):
+        self._folder = Scratch().__enter__()
+        path = self._folder / "penstockd.toml"
+        with open(path, "w", encoding="ascii") as file:
+            file.write(settings)
+        super().__init__(arguments=("--config", path), SIMGPU_MEMORY="1GiB", **env)
+
+    def __exit__(self, *arguments):
+        self._folder.__exit__()
+        return super().__exit__(*arguments)
+
+
+def _memory(daemon, *words, **env):
+    outcome = run([program("device_memory"), *words], client_env(daemon, **env))
+    return check_ok(outcome, "device_memory").out.splitlines()
+
+
+@case
+def memory():
+    """The slot is the device, as far as a program can see: to the byte, in every way to allocate."""
+    with Shared('[pool]\nslots-per-gpu = 2\nmemory-per-slot = "256 MiB"\n') as daemon:
+        check_equal(_memory(daemon, "info"), [f"{SLOT} {SLOT} {SLOT}"], "An empty slot")
+        check_equal(_memory(daemon, "alloc:257", "alloc:256", "info", "alloc:1", "free", "sync", "info"),
+                    ["alloc:257 CUDA_ERROR_OUT_OF_MEMORY", "alloc:256 CUDA_SUCCESS",
+                     f"0 {SLOT} {SLOT}", "alloc:1 CUDA_ERROR_OUT_OF_MEMORY", "free CUDA_SUCCESS",
+                     "sync CUDA_SUCCESS", f"{SLOT} {SLOT} {SLOT}"], "Linear memory")
+        # Freed, then at once allocated again: the free is still under way, and the program has not
+        # to know.
+        check_equal(_memory(daemon, "alloc:200", "free", "alloc:200", "free", "alloc:256"),
+                    ["alloc:200 CUDA_SUCCESS", "free CUDA_SUCCESS", "alloc:200 CUDA_SUCCESS",
+                     "free CUDA_SUCCESS", "alloc:256 CUDA_SUCCESS"], "Memory that is just freed")
+        check_equal(_memory(daemon, "async:200", "alloc:57", "alloc:56", "free", "free", "sync",
+                            "alloc:256"),
+                    ["async:200 CUDA_SUCCESS", "alloc:57 CUDA_ERROR_OUT_OF_MEMORY",
+                     "alloc:56 CUDA_SUCCESS", "free CUDA_SUCCESS", "free CUDA_SUCCESS",
+                     "sync CUDA_SUCCESS", "alloc:256 CUDA_SUCCESS"], "Pool memory")
+        check_equal(_memory(daemon, "churn:200", "info"),
+                    ["churn:200 CUDA_SUCCESS", f"{SLOT} {SLOT} {SLOT}"], "Memory in stream order")
+
+
+@case
+def full():
+    """Three programs on two slots: the third ends with 75, gets an error, or waits, as it is told."""
+    with Shared("[pool]\nslots-per-gpu = 2\n") as daemon:
+        holders = [start([program("device_memory"), "say:here", "read"], client_env(daemon),
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                   for _ in range(2)]
+        for holder in holders:
+            check_equal(holder.stdout.readline(), "here\n", "The holder's line")
+        refused = run([program("device_memory"), "say:here"], client_env(daemon))
+        check_equal((refused.status, refused.out),
+                    (1, "cuInit gives CUDA_ERROR_DEVICE_UNAVAILABLE\n"), "A third program")
+        check("No slot is free on any GPU of this server (1 GPUs of 2 slots)." in refused.err,
+              f"It says ({refused.err}).")
+        command = [PENSTOCK, "run", "--server", daemon.address]
+        ended = run([*command, "--", program("device_memory"), "say:here"], plain_env())
+        check_equal((ended.status, ended.out), (75, ""), "A third program of penstock run")
+        waiting = start([*command, "--wait", "--", program("device_memory"), "say:here", "alloc:1"],
+                        plain_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        check("Waiting for a GPU" in waiting.stderr.readline(), "It does not say that it waits.")
+        check(waiting.poll() is None, "It does not wait.")
+        holders[0].kill()
+        out, _ = waiting.communicate(timeout=30)
+        check_equal((waiting.returncode, out), (0, "here\nalloc:1 CUDA_SUCCESS\n"),
+                    "The third program, after one of the others was killed")
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+
+
+@case
+def spread():
+    """Programs go to the GPU with the fewest; one that asks for two gets two different ones."""
+    with Shared('[pool]\ngpus = [1, 2]\nslots-per-gpu = 2\nmemory-per-slot = "256MiB"\n',
+                SIMGPU_DEVICES="3") as daemon:
+        check_equal(run([program("device_count")], client_env(daemon)).out, "1\n",
+                    "What a program sees that asks for nothing")
+        check_equal(run([program("device_count")], client_env(daemon, PENSTOCK_GPUS="2")).out, "2\n",
+                    "What a program sees that asks for two")
+        three = run([program("device_count")], client_env(daemon, PENSTOCK_GPUS="3"))
+        check("asks for more GPUs (3) than this server offers (2)" in three.err,
+              f"A program that asks for three is told ({three.err}).")
+
+
+@case
+def settings():
+    for text, complaint in (
+            ("[pool]\nslots-per-gpu = 0\n", "pool.slots-per-gpu (0) is not between 1 and 64"),
+            ('[transport]\nrails = "x"\n', "penstockd.toml:2: Value of rails"),
+            ("[pool]\nslots = 2\n", "penstockd.toml:2: Key (slots) is not known."),
+            ('[pool]\n\nmemory-per-slot = "much"\n', 'penstockd.toml:3: Value of memory-per-slot'),
+            ("[pool]\ngpus = [7]\n", "offers GPU (7), and this server has (1)"),
+            ("[pool]\ngpus = [0, 0]\n", "offers GPU (0) twice"),
+            ('[pool]\nslots-per-gpu = 5\nmemory-per-slot = "256MiB"\n', "cannot hold (5) slots")):
+        with Scratch() as scratch:
+            path = scratch / "penstockd.toml"
+            with open(path, "w", encoding="ascii") as file:
+                file.write(text)
+            outcome = run([PENSTOCKD, "--listen", "127.0.0.1:0", "--driver", "sim", "--config", path],
+                          plain_env(SIMGPU_MEMORY="1GiB"))
+        check(outcome.status != 0 and complaint in outcome.err, f"({text}) gives ({outcome.err}).")
+
+
+@case
+def leak_free():
+    """After many sessions that are killed wherever they are, every slot and process is back."""
+    with Shared('[pool]\nslots-per-gpu = 3\nmemory-per-slot = "256 MiB"\n') as daemon:
+        idle = len(descendants(daemon.pid))
+        for round_ in range(30):
+            programs = [start([program("device_memory"), "alloc:200", "async:56", "say:here", "read"],
+                              client_env(daemon, PENSTOCK_WHEN_FULL="wait"), stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                        for _ in range(3)]
+            for index, each in enumerate(programs):
+                if (round_ + index) % 3 == 0:
+                    each.stdout.readline()
+                time.sleep(0.003 * (round_ % 7))
+                each.kill()
+            for each in programs:
+                each.wait()
+        wait_until(lambda: len(descendants(daemon.pid)) == idle, 20, "Workers are left.")
+        lines = _memory(daemon, "info")
+        check_equal(lines, [f"{SLOT} {SLOT} {SLOT}"], "The slot")
+        holders = [start([program("device_memory"), "alloc:256", "read"], client_env(daemon),
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                   for _ in range(3)]
+        for holder in holders:
+            check_equal(holder.stdout.readline(), "alloc:256 CUDA_SUCCESS\n", "A slot's whole memory")
+            holder.kill()
+            holder.wait()
+
+
+main()
