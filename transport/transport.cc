@@ -46,4 +46,12 @@ Result<std::unique_ptr<MemoryRegion>> Connection::Allocate(size_t bytes, Access 
   return std::make_unique<OwnedRegion>(std::move(*registered));
 }
 
+Result<std::unique_ptr<MemoryRegion>> Connection::RegisterDevice(uint64_t, size_t, int, uint64_t) {
+  return Fail(Code::kUnsupported, "This transport does not reach the memory of a GPU.");
+}
+
+Result<std::vector<std::unique_ptr<Loopback>>> Connection::OpenLoopbacks(Deadline) {
+  return Fail(Code::kUnsupported, "This transport has no way through a NIC and back.");
+}
+
 }  // namespace penstock::transport

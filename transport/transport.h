@@ -28,6 +28,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/clock.h"
 #include "common/result.h"
@@ -40,6 +41,8 @@ struct Caps {
   uint64_t max_bulk = 0;   // bytes of the largest single Get or Put
   // Registering memory costs more than copying it: keep it for memory that is used again.
   bool registration_is_dear = false;
+  // RegisterDevice may work: bulk moves can go straight to and from the memory of a GPU here.
+  bool device_memory = false;
 };
 
 enum class Outcome : uint8_t {
@@ -86,6 +89,21 @@ enum class BulkStatus : uint8_t {
   kRefused,  // the peer has no such registration, or the range or access is outside it
   kClosed,   // the connection ended first
   kCancelled,
+  kUnreachable,  // a NIC here cannot reach the local memory, which RegisterDevice has registered
+};
+
+// A way through one NIC of this host and back to it, without the peer, to see whether the NIC
+// reaches registered device memory. Each move blocks until it is done or the deadline has passed.
+// After a failed move only the destructor is called.
+class Loopback {
+ public:
+  virtual ~Loopback() = default;
+  virtual const std::string& name() const = 0;  // of the NIC
+  static constexpr size_t kMostBytes = 64 << 10;
+  virtual Status Write(MemoryRegion& device, uint64_t offset, std::span<const std::byte> bytes,
+                       Deadline deadline) = 0;
+  virtual Status Read(MemoryRegion& device, uint64_t offset, std::span<std::byte> bytes,
+                      Deadline deadline) = 0;
 };
 
 class Handler {
@@ -148,6 +166,15 @@ class Connection {
     (void)key, (void)offset, (void)bytes, (void)wanted, (void)memory;
     return false;
   }
+  // Memory of a GPU, through the dma-buf that names it, for Get and Put on this side only; no peer
+  // can reach it. `offset` is where it starts in the dma-buf, whose descriptor stays the caller's.
+  // address() of the region is the GPU's and means nothing to the CPU. Any thread.
+  virtual Result<std::unique_ptr<MemoryRegion>> RegisterDevice(uint64_t device_address,
+                                                               size_t bytes, int dmabuf,
+                                                               uint64_t offset);
+  // One for each NIC that the connection may use. Any thread.
+  virtual Result<std::vector<std::unique_ptr<Loopback>>> OpenLoopbacks(Deadline deadline);
+
   // Pulls `bytes` from the peer's memory `source` + source_offset into local memory. The local
   // region must stay alive until OnBulkDone(cookie). Zero bytes complete without touching memory.
   virtual Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,

@@ -51,6 +51,13 @@ class Faulty : public Connection, private Handler {
              ReachedMemory* memory) override {
     return inner_->Reach(key, offset, bytes, wanted, memory);
   }
+  Result<std::unique_ptr<MemoryRegion>> RegisterDevice(uint64_t device_address, size_t bytes,
+                                                       int dmabuf, uint64_t offset) override {
+    return inner_->RegisterDevice(device_address, bytes, dmabuf, offset);
+  }
+  Result<std::vector<std::unique_ptr<Loopback>>> OpenLoopbacks(Deadline deadline) override {
+    return inner_->OpenLoopbacks(deadline);
+  }
   Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,
               uint64_t source_offset, uint64_t bytes, uint64_t cookie) override;
   Outcome Put(MemoryRegion& source, uint64_t source_offset, const MemoryKey& target,

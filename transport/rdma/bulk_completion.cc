@@ -73,8 +73,12 @@ void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_
   TakeOff(state, chunk, rail);
   if (refused || IsOwnFault(status)) {
     BulkOperation& operation = *chunk.operation;
-    operation.status = refused ? BulkStatus::kRefused : BulkStatus::kClosed;
-    if (!refused) {
+    // A GPU's memory may be out of a NIC's reach, which is no fault of anybody's here.
+    const bool unreachable = !refused && operation.region->is_device_memory();
+    operation.status = refused       ? BulkStatus::kRefused
+                       : unreachable ? BulkStatus::kUnreachable
+                                     : BulkStatus::kClosed;
+    if (!refused && !unreachable) {
       GiveUp(std::string("The device of rail ") + std::to_string(rail) + " refuses to " +
              (operation.put ? "send from" : "receive into") + " memory of this process (" +
              std::to_string(chunk.bytes) + " bytes at " +

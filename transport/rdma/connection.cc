@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/rdma/loopback.h"
 #include "transport/sleep.h"
 
 namespace penstock::transport::rdma {
@@ -36,6 +37,7 @@ RdmaConnection::RdmaConnection(std::shared_ptr<Verbs> verbs, const RdmaOptions& 
   caps_.max_frame = options.max_frame;
   caps_.max_bulk = uint64_t{1} << 40;
   caps_.registration_is_dear = true;
+  caps_.device_memory = !client;
 }
 
 RdmaConnection::~RdmaConnection() {
@@ -195,6 +197,23 @@ Result<std::unique_ptr<MemoryRegion>> RdmaConnection::Register(void* address, si
                                                                Access access) {
   if (closed()) return penstock::Fail(Code::kUnavailable, close_reason());
   return domain_->Register(address, bytes, access);
+}
+
+Result<std::unique_ptr<MemoryRegion>> RdmaConnection::RegisterDevice(uint64_t device_address,
+                                                                     size_t bytes, int dmabuf,
+                                                                     uint64_t offset) {
+  if (closed()) return penstock::Fail(Code::kUnavailable, close_reason());
+  return domain_->RegisterDevice(device_address, bytes, dmabuf, offset);
+}
+
+Result<std::vector<std::unique_ptr<Loopback>>> RdmaConnection::OpenLoopbacks(Deadline deadline) {
+  if (client_) return Connection::OpenLoopbacks(deadline);
+  std::vector<std::unique_ptr<Loopback>> loopbacks;
+  for (const std::string& address : offer_.addresses) {
+    ASSIGN_OR_RETURN(auto loopback, OpenLoopback(domain_, address, deadline));
+    loopbacks.push_back(std::move(loopback));
+  }
+  return loopbacks;
 }
 
 Outcome RdmaConnection::Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,

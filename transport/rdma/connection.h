@@ -45,7 +45,10 @@ class RdmaConnection : public Connection {
   Status ConnectTo(const Offer& offer, Deadline deadline);
   Status AwaitPeer(Deadline deadline);
   // Server: the ids that listen live as long as the connection.
-  void KeepListening(std::vector<rdma_cm_id*> ids) { listening_ = std::move(ids); }
+  void KeepListening(std::vector<rdma_cm_id*> ids, const Offer& offer) {
+    listening_ = std::move(ids);
+    offer_ = offer;
+  }
   void Start();  // the threads
   void AbandonAfterFork();
 
@@ -60,6 +63,9 @@ class RdmaConnection : public Connection {
   bool Arm() override;
   Result<std::unique_ptr<MemoryRegion>> Register(void* address, size_t bytes,
                                                  Access access) override;
+  Result<std::unique_ptr<MemoryRegion>> RegisterDevice(uint64_t device_address, size_t bytes,
+                                                       int dmabuf, uint64_t offset) override;
+  Result<std::vector<std::unique_ptr<Loopback>>> OpenLoopbacks(Deadline deadline) override;
   Outcome Get(MemoryRegion& target, uint64_t target_offset, const MemoryKey& source,
               uint64_t source_offset, uint64_t bytes, uint64_t cookie) override;
   Outcome Put(MemoryRegion& source, uint64_t source_offset, const MemoryKey& target,
@@ -129,7 +135,7 @@ class RdmaConnection : public Connection {
   std::unique_ptr<BulkEngine> bulk_;
   std::unique_ptr<ControlChannel> control_;
   std::vector<rdma_cm_id*> listening_;
-  Offer offer_;
+  Offer offer_;  // the client's: received; the server's: made
   std::mutex devices_mutex_;
   // Whose descriptors a forked child closes. Their asynchronous events are not read: rdma_cm opens
   // a device once per process, so they belong to all its connections; completions tell the rest.

@@ -225,6 +225,15 @@ const RdmaRegion* Domain::Own(const MemoryRegion& region) const {
   return ours != nullptr && ours->domain() == this ? ours : nullptr;
 }
 
+bool Domain::LocalKeyOn(const MemoryRegion& region, const Device& device, uint32_t* lkey) const {
+  const RdmaRegion* ours = Own(region);
+  if (ours == nullptr) return false;
+  std::lock_guard lock(mutex_);
+  const ibv_mr* registration = ours->On(&device);
+  if (registration != nullptr) *lkey = registration->lkey;
+  return registration != nullptr;
+}
+
 uint64_t Domain::registered_bytes() const {
   std::lock_guard lock(mutex_);
   return registered_bytes_;

@@ -36,6 +36,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   ~Domain();  // after every queue pair and region
 
   Verbs& verbs() const { return *verbs_; }
+  const std::shared_ptr<Verbs>& shared_verbs() const { return verbs_; }
   // The protection domain on the device of this context; made, and every region registered there,
   // when the device is new.
   Result<Device*> Use(ibv_context* context);
@@ -54,6 +55,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
   // The region as one of this domain, or nullptr if another one registered it.
   const RdmaRegion* Own(const MemoryRegion& region) const;
+  // The local key of a region on a rail's device; 0 and false if it has none there.
+  bool LocalKey(const MemoryRegion& region, uint32_t rail, uint32_t* lkey) const;
+  // The same on a device, whatever rail it is. Takes the lock.
+  bool LocalKeyOn(const MemoryRegion& region, const Device& device, uint32_t* lkey) const;
 
   uint64_t registered_bytes() const;
 

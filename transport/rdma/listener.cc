@@ -230,7 +230,7 @@ class RdmaListener : public Listener {
     if (cm_ == nullptr) return Fail(Code::kInvalidArgument, "The listener has been used.");
     auto connection = std::make_unique<RdmaConnection>(verbs_, options_, token, false,
                                                        std::move(cm_), std::move(lifeline));
-    connection->KeepListening(std::move(ids_));
+    connection->KeepListening(std::move(ids_), offer_);
     ids_.clear();
     RETURN_IF_ERROR(connection->Prepare());
     RETURN_IF_ERROR(connection->AwaitPeer(deadline));

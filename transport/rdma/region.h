@@ -30,6 +30,7 @@ class RdmaRegion : public MemoryRegion {
   const MemoryKey& key() const override { return *key_.load(std::memory_order_acquire); }
 
   const Domain* domain() const { return domain_.get(); }
+  bool is_device_memory() const { return device_memory_.dmabuf.valid(); }
   // The local key on the device of a rail; false if it has none there. No lock.
   bool LocalKey(uint32_t rail, uint32_t* lkey) const {
     const uint64_t word = local_keys_[rail].load(std::memory_order_acquire);

@@ -108,6 +108,8 @@ bool State::Transmit(FakeQp& qp) {
   if (qp.queue.empty() || qp.refused || qp.flight.size() >= kMostInFlight) return false;
   if (NowNanoseconds() < qp.not_before) return false;
   SendRequest& next = qp.queue.front();
+  const bool device = options.device_memory == DeviceMemory::kStuck && UsesDevice(next.sges);
+  if (device && !next.is_inline()) return false;
   const auto reads = static_cast<size_t>(std::count_if(
       qp.flight.begin(), qp.flight.end(), [](const SendRequest& r) { return r.reads(); }));
   if ((next.wr.send_flags & IBV_SEND_FENCE) != 0 && reads > 0) return false;

@@ -16,14 +16,34 @@ FabricOptions FabricOptions::Calm() {
 }
 
 const char* CallName(Call call) {
-  static const char* const kNames[] = {
-      "GetDeviceList", "OpenDevice", "QueryDevice", "QueryPort",
-      "QueryGid",      "AllocPd",    "RegMr",       "CreateCompChannel",
-      "CreateCq",      "PollCq",     "ReqNotifyCq", "PostSend",
-      "PostRecv",      "ModifyQp",   "QueryQp",     "CreateEventChannel",
-      "CreateId",      "BindAddr",   "ResolveAddr", "ResolveRoute",
-      "CreateQp",      "Listen",     "Connect",     "Accept",
-      "Reject",        "Disconnect", "SetOption"};
+  static const char* const kNames[] = {"GetDeviceList",
+                                       "OpenDevice",
+                                       "QueryDevice",
+                                       "QueryPort",
+                                       "QueryGid",
+                                       "AllocPd",
+                                       "RegMr",
+                                       "RegDmabufMr",
+                                       "CreateCompChannel",
+                                       "CreateCq",
+                                       "PollCq",
+                                       "ReqNotifyCq",
+                                       "PostSend",
+                                       "PostRecv",
+                                       "ModifyQp",
+                                       "QueryQp",
+                                       "CreateEventChannel",
+                                       "CreateId",
+                                       "BindAddr",
+                                       "ResolveAddr",
+                                       "ResolveRoute",
+                                       "CreateQp",
+                                       "Listen",
+                                       "Connect",
+                                       "Accept",
+                                       "Reject",
+                                       "Disconnect",
+                                       "SetOption"};
   return kNames[static_cast<int>(call)];
 }
 
@@ -210,6 +230,21 @@ void Fabric::HoldLateWrites(bool hold) {
   std::lock_guard lock(state_->mutex);
   state_->holds_late_writes = hold;
   for (auto& [number, qp] : state_->qps) state_->Wake(*qp);
+}
+
+void Fabric::FlushDeviceWrites() {
+  std::lock_guard lock(state_->mutex);
+  for (auto& [key, mr] : state_->mrs) mr->Flush();
+}
+
+uint64_t Fabric::device_bytes_written() {
+  std::lock_guard lock(state_->mutex);
+  return state_->device_written;
+}
+
+uint64_t Fabric::device_bytes_read() {
+  std::lock_guard lock(state_->mutex);
+  return state_->device_read;
 }
 
 void Fabric::LoseNotifications(int n) {

@@ -35,8 +35,20 @@
 
 namespace penstock::transport::rdma::fake {
 
+// What becomes of device memory: registered by dma-buf, for which any memory file will do.
+enum class DeviceMemory {
+  kNone,  // cannot be registered, as on soft-RoCE
+  kWorks,
+  kLate,         // what a device writes there is seen only after FlushDeviceWrites or a READ of it
+  kWrongWrites,  // one bit of each piece that is written there is turned
+  kWrongReads,   // the same of what is read
+  kFaults,       // accesses end in a local protection error
+  kStuck,        // accesses never end
+};
+
 struct FabricOptions {
   uint64_t seed = 1;
+  DeviceMemory device_memory = DeviceMemory::kNone;
   double time_scale = 0.1;  // of the retry timeouts (4.096 us * 2^timeout * (retries + 1))
   uint32_t mtu = 4096;
   uint32_t most_inline = 512;  // more is refused by CreateQp
@@ -61,6 +73,7 @@ enum class Call {
   kQueryGid,
   kAllocPd,
   kRegMr,
+  kRegDmabufMr,
   kCreateCompChannel,
   kCreateCq,
   kPollCq,
@@ -132,6 +145,10 @@ class Fabric {
   // While held, a WRITE that has arrived when its sender's queue pair breaks stays in the fabric:
   // it is placed later, unless the queue pair that it goes to has broken by then.
   void HoldLateWrites(bool hold);
+  // With DeviceMemory::kLate: what has been written becomes visible, as by a flush of the GPU.
+  void FlushDeviceWrites();
+  uint64_t device_bytes_written();  // by devices into device memory, since the fabric was made
+  uint64_t device_bytes_read();
   // The next n completion events never come.
   void LoseNotifications(int n);
   // Sets the adversity of what happens from now on.

@@ -1,5 +1,7 @@
 // Registrations, and every access to registered memory.
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <cstddef>
 
 #include "tests/transport/fake_verbs/state.h"
 
@@ -19,7 +21,7 @@ bool IsMapped(void* address, size_t bytes) {
   return true;
 }
 
-// Calls f(pointer, bytes) for each part of the list that [offset, offset + n) touches.
+// Calls f(entry, offset in it, bytes) for each part of the list that [offset, offset + n) touches.
 template <typename F>
 void ForParts(const std::vector<ibv_sge>& sges, uint64_t offset, uint64_t n, F f) {
   for (const ibv_sge& sge : sges) {
@@ -29,13 +31,35 @@ void ForParts(const std::vector<ibv_sge>& sges, uint64_t offset, uint64_t n, F f
       continue;
     }
     const uint64_t part = std::min<uint64_t>(n, sge.length - offset);
-    f(reinterpret_cast<std::byte*>(sge.addr + offset), part);
+    f(sge, offset, part);
     n -= part;
     offset = 0;
   }
 }
 
+// A device whose accesses to device memory go wrong.
+void TurnBit(std::byte* piece) {
+  piece[0] ^= std::byte{0x10};
+}
+
+std::byte* Memory(const ibv_sge& sge, uint64_t offset) {
+  return reinterpret_cast<std::byte*>(sge.addr + offset);
+}
+
 }  // namespace
+
+void State::Enter(FakeMr& mr, ibv_pd& pd) {
+  mr.context = pd.context;
+  mr.pd = &pd;
+  // Two different keys, so that taking the one for the other shows.
+  for (uint32_t* key : {&mr.lkey, &mr.rkey}) {
+    do {
+      *key = static_cast<uint32_t>(random());
+    } while (*key == 0 || mrs.count(*key) != 0);
+    mrs[*key] = &mr;
+  }
+  ++mr.fake_pd()->users;
+}
 
 ibv_mr* Host::RegMr(ibv_pd* pd, void* address, size_t bytes, int access) {
   std::lock_guard lock(state_->mutex);
@@ -55,25 +79,42 @@ ibv_mr* Host::RegMr(ibv_pd* pd, void* address, size_t bytes, int access) {
   }
   auto* mr = new FakeMr{};
   mr->host = this;
-  mr->context = pd->context;
-  mr->pd = pd;
   mr->addr = address;
   mr->length = bytes;
   mr->access = access;
-  // Two different keys, so that taking the one for the other shows.
-  for (uint32_t* key : {&mr->lkey, &mr->rkey}) {
-    do {
-      *key = static_cast<uint32_t>(state_->random());
-    } while (*key == 0 || state_->mrs.count(*key) != 0);
-    state_->mrs[*key] = mr;
-  }
-  ++mr->fake_pd()->users;
+  state_->Enter(*mr, *pd);
   return mr;
 }
 
-ibv_mr* Host::RegDmabufMr(ibv_pd*, uint64_t, size_t, uint64_t, int, int) {
-  errno = EOPNOTSUPP;  // as soft-RoCE
-  return nullptr;
+// The file stays mapped as long as the registration lives, whatever becomes of the descriptor and
+// of other mappings, as a dma-buf keeps its memory.
+ibv_mr* Host::RegDmabufMr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t iova, int fd,
+                          int access) {
+  std::lock_guard lock(state_->mutex);
+  if ((errno = Enter(Call::kRegDmabufMr)) != 0) return nullptr;
+  if (state_->options.device_memory == DeviceMemory::kNone) {
+    errno = EOPNOTSUPP;  // as soft-RoCE
+    return nullptr;
+  }
+  struct stat file = {};
+  if (fstat(fd, &file) != 0) return nullptr;
+  const auto size = static_cast<uint64_t>(file.st_size);
+  if (bytes == 0 || offset > size || bytes > size - offset || offset % 4096 != iova % 4096) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  void* mapping = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  auto* mr = new FakeMr{};
+  mr->host = this;
+  mr->addr = reinterpret_cast<void*>(iova);
+  mr->length = bytes;
+  mr->access = access;
+  mr->mapping = static_cast<std::byte*>(mapping);
+  mr->mapping_bytes = size;
+  mr->mapping_offset = offset;
+  state_->Enter(*mr, *pd);
+  return mr;
 }
 
 int Host::DeregMr(ibv_mr* mr) {
@@ -83,6 +124,10 @@ int Host::DeregMr(ibv_mr* mr) {
   state_->mrs.erase(fake->lkey);
   state_->mrs.erase(fake->rkey);
   --fake->fake_pd()->users;
+  if (fake->mapping != nullptr) {
+    fake->Flush();
+    munmap(fake->mapping, fake->mapping_bytes);
+  }
   delete fake;
   return 0;
 }
@@ -98,6 +143,7 @@ bool State::LocalAccess(const std::vector<ibv_sge>& sges, const ibv_pd* pd, bool
     const FakeMr* mr = FindMr(sge.lkey, pd);
     if (mr == nullptr || mr->lkey != sge.lkey || !mr->Covers(sge.addr, sge.length)) return false;
     if (write && (mr->access & IBV_ACCESS_LOCAL_WRITE) == 0) return false;
+    if (mr->mapping != nullptr && options.device_memory == DeviceMemory::kFaults) return false;
   }
   return true;
 }
@@ -116,24 +162,60 @@ uint64_t State::Total(const std::vector<ibv_sge>& sges) {
   return total;
 }
 
+FakeMr* State::DeviceMr(const ibv_sge& sge) const {
+  const auto found = mrs.find(sge.lkey);
+  return found != mrs.end() && found->second->mapping != nullptr ? found->second : nullptr;
+}
+
+bool State::UsesDevice(const std::vector<ibv_sge>& sges) const {
+  return std::any_of(sges.begin(), sges.end(),
+                     [&](const ibv_sge& sge) { return DeviceMr(sge) != nullptr; });
+}
+
+void State::GatherInline(const std::vector<ibv_sge>& sges, std::byte* to, uint64_t n) {
+  ForParts(sges, 0, n, [&](const ibv_sge& sge, uint64_t at, uint64_t part) {
+    std::memcpy(to, Memory(sge, at), part);
+    to += part;
+  });
+}
+
 void State::Gather(const std::vector<ibv_sge>& sges, uint64_t offset, std::byte* to, uint64_t n) {
-  ForParts(sges, offset, n, [&](std::byte* at, uint64_t part) {
-    std::memcpy(to, at, part);
+  ForParts(sges, offset, n, [&](const ibv_sge& sge, uint64_t at, uint64_t part) {
+    if (FakeMr* device = DeviceMr(sge)) {
+      device->Flush();
+      std::memcpy(to, device->Place(sge.addr + at), part);
+      if (options.device_memory == DeviceMemory::kWrongReads) TurnBit(to);
+      device_read += part;
+    } else {
+      std::memcpy(to, Memory(sge, at), part);
+    }
     to += part;
   });
 }
 
 void State::Scatter(const std::vector<ibv_sge>& sges, uint64_t offset, const std::byte* from,
                     uint64_t n) {
-  ForParts(sges, offset, n, [&](std::byte* at, uint64_t part) {
-    std::memcpy(at, from, part);
+  ForParts(sges, offset, n, [&](const ibv_sge& sge, uint64_t at, uint64_t part) {
+    if (FakeMr* device = DeviceMr(sge)) {
+      std::byte* place = device->Place(sge.addr + at);
+      device->late.push_back({static_cast<uint64_t>(place - device->mapping), {from, from + part}});
+      if (options.device_memory == DeviceMemory::kWrongWrites) {
+        TurnBit(device->late.back().bytes.data());
+      }
+      if (options.device_memory != DeviceMemory::kLate) device->Flush();
+      device_written += part;
+    } else {
+      std::memcpy(Memory(sge, at), from, part);
+    }
     from += part;
   });
 }
 
-uint64_t State::Digest(const std::vector<ibv_sge>& sges) {
+uint64_t State::Digest(const std::vector<ibv_sge>& sges) const {
   uint64_t digest = 0x9e3779b97f4a7c15;
-  ForParts(sges, 0, UINT64_MAX, [&](std::byte* at, uint64_t part) {
+  ForParts(sges, 0, UINT64_MAX, [&](const ibv_sge& sge, uint64_t offset, uint64_t part) {
+    FakeMr* device = DeviceMr(sge);
+    std::byte* at = device != nullptr ? device->Place(sge.addr + offset) : Memory(sge, offset);
     for (uint64_t word; part >= sizeof word; at += sizeof word, part -= sizeof word) {
       std::memcpy(&word, at, sizeof word);
       digest = (digest ^ word) * 0xff51afd7ed558ccd;

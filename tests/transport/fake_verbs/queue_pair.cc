@@ -115,9 +115,9 @@ int Host::PostSend(ibv_qp* qp, ibv_send_wr* list, ibv_send_wr** bad) {
     }
     if (is_inline) {  // copied now; the key is not looked at
       request.payload.resize(request.bytes);
-      State::Gather(request.sges, 0, request.payload.data(), request.bytes);
+      State::GatherInline(request.sges, request.payload.data(), request.bytes);
     } else if (!request.reads() && state_->LocalAccess(request.sges, qp->pd, false)) {
-      request.digest = State::Digest(request.sges);
+      request.digest = state_->Digest(request.sges);
     }
     fake.queue.push_back(std::move(request));
   }

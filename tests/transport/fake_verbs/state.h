@@ -94,6 +94,24 @@ struct FakePd : ibv_pd {
 struct FakeMr : ibv_mr {
   Host* host = nullptr;
   int access = 0;
+  // Of device memory: our own mapping of the file, of which `addr` is only the name.
+  std::byte* mapping = nullptr;
+  size_t mapping_bytes = 0;
+  uint64_t mapping_offset = 0;  // of addr
+  struct LateWrite {
+    uint64_t offset;  // in the mapping
+    std::vector<std::byte> bytes;
+  };
+  std::deque<LateWrite> late;
+  std::byte* Place(uint64_t at) const {
+    return mapping + mapping_offset + (at - reinterpret_cast<uint64_t>(addr));
+  }
+  void Flush() {
+    for (const LateWrite& write : late) {
+      std::memcpy(mapping + write.offset, write.bytes.data(), write.bytes.size());
+    }
+    late.clear();
+  }
   FakePd* fake_pd() const { return static_cast<FakePd*>(pd); }
   bool Covers(uint64_t at, uint64_t bytes) const {
     const auto start = reinterpret_cast<uint64_t>(addr);
@@ -248,14 +266,19 @@ struct State {
   void Async(FakeDevice& device, ibv_event_type type, void* element = nullptr);
 
   // memory.cc
+  void Enter(FakeMr& mr, ibv_pd& pd);
   FakeMr* FindMr(uint32_t key, const ibv_pd* pd) const;
   bool LocalAccess(const std::vector<ibv_sge>& sges, const ibv_pd* pd, bool write) const;
   bool RemoteAccess(const FakeQp& qp, uint64_t at, uint64_t bytes, uint32_t rkey, int access) const;
   static uint64_t Total(const std::vector<ibv_sge>& sges);
-  static void Gather(const std::vector<ibv_sge>& sges, uint64_t offset, std::byte* to, uint64_t n);
-  static void Scatter(const std::vector<ibv_sge>& sges, uint64_t offset, const std::byte* from,
-                      uint64_t n);
-  static uint64_t Digest(const std::vector<ibv_sge>& sges);
+  // Of an inline request, whose keys mean nothing.
+  static void GatherInline(const std::vector<ibv_sge>& sges, std::byte* to, uint64_t n);
+  void Gather(const std::vector<ibv_sge>& sges, uint64_t offset, std::byte* to, uint64_t n);
+  void Scatter(const std::vector<ibv_sge>& sges, uint64_t offset, const std::byte* from,
+               uint64_t n);
+  uint64_t Digest(const std::vector<ibv_sge>& sges) const;
+  FakeMr* DeviceMr(const ibv_sge& sge) const;  // null for host memory
+  bool UsesDevice(const std::vector<ibv_sge>& sges) const;
   void Invalidate(FakeMr& mr);
 
   // completion.cc
@@ -311,6 +334,7 @@ struct State {
   bool holds_late_writes = false;
   int lose = 0, next_host = 0;
   uint64_t next_id = 1, receiver_not_ready = 0, reads_held_up = 0;
+  uint64_t device_written = 0, device_read = 0;
   uint32_t next_qp = 100;
   std::vector<std::string> violations;
   std::vector<RequestFault> faults;
