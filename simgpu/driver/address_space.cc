@@ -1,6 +1,8 @@
 #include "simgpu/driver/address_space.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <mutex>
 
@@ -37,7 +39,21 @@ bool AddressSpace::Reserve() {
 bool AddressSpace::Map(uint64_t address, size_t bytes) {
   void* const at = reinterpret_cast<void*>(address);
   // MAP_FIXED over our own reservation: gives fresh zeroed pages.
-  if (mmap(at, bytes, PROT_READ | PROT_WRITE, kMapFlags | MAP_FIXED, -1, 0) != at) return false;
+  int file = -1, flags = kMapFlags | MAP_FIXED;
+  if (files_wanted_) {
+    file = memfd_create("simgpu-memory", MFD_CLOEXEC);
+    flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
+    if (file < 0) return false;
+    if (ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+      close(file);
+      return false;
+    }
+  }
+  if (mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, 0) != at) {
+    if (file >= 0) close(file);
+    return false;
+  }
+  if (file >= 0) files_[address] = file;
   madvise(at, bytes, MADV_DODUMP);
   mappings_[address] = bytes;
   return true;
@@ -46,6 +62,17 @@ bool AddressSpace::Map(uint64_t address, size_t bytes) {
 void AddressSpace::Unmap(uint64_t address, size_t bytes) {
   mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, kMapFlags | MAP_FIXED, -1, 0);
   mappings_.erase(address);
+  if (const auto file = files_.find(address); file != files_.end()) {
+    close(file->second);
+    files_.erase(file);
+  }
+}
+
+int AddressSpace::Export(uint64_t begin, size_t bytes) const {
+  std::shared_lock lock(mutex_);
+  const auto file = files_.find(begin);
+  if (file == files_.end() || bytes > mappings_.at(begin)) return -1;
+  return fcntl(file->second, F_DUPFD_CLOEXEC, 0);
 }
 
 uint64_t AddressSpace::MapAtRandom(size_t bytes, uint64_t alignment) {

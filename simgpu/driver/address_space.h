@@ -62,6 +62,14 @@ class AddressSpace {
   // Once, before anything else.
   bool Reserve();
 
+  // From now on every mapping is a memory file, so that Export can give it away. Before the first
+  // allocation.
+  void BackByFiles() { files_wanted_ = true; }
+  // A descriptor of the file whose first byte is this one, for a range that begins where a mapping
+  // does and lies in it; -1 if there is none. A file cannot begin in the middle of another, so
+  // small allocations, which share mappings, have none.
+  int Export(uint64_t begin, size_t bytes) const;
+
   // Maps memory and enters it; 0 if there is no room. Fills in begin and buffer_id. Zeroed.
   uint64_t Allocate(std::shared_ptr<Allocation> allocation, uint64_t alignment);
   // Enters memory that belongs to somebody else; false if it overlaps something.
@@ -99,7 +107,9 @@ class AddressSpace {
   mutable std::shared_mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations_;  // by begin
   std::map<uint64_t, size_t> mappings_;                          // by begin: mapped bytes
-  std::map<uint64_t, Slab> slabs_;                               // by begin; kSlabBytes each
+  std::map<uint64_t, int> files_;                                // by begin of the mapping
+  bool files_wanted_ = false;
+  std::map<uint64_t, Slab> slabs_;  // by begin; kSlabBytes each
   uint64_t current_slab_ = 0;
   uint64_t next_buffer_id_ = 1;
   std::mt19937_64 random_{std::random_device{}()};

@@ -127,6 +127,13 @@ bool DeviceAttribute(const Device& device, CUdevice_attribute attribute, int* va
         return -1;
       case CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID:
         return 0x000110de;  // no real device's
+      case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+        return device.gpu_direct ? 1 : 0;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS:
+        return device.gpu_direct ? CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST : 0;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+        return device.gpu_direct ? device.writes_ordering : 0;
       case CU_DEVICE_ATTRIBUTE_CAN_TEX2D_GATHER:
         return 1;
       case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH:

@@ -136,6 +136,27 @@ size_t Device::FreeBytes() const {
   return used < memory_bytes ? memory_bytes - used : 0;
 }
 
+namespace {
+
+// SIMGPU_GPUDIRECT says how a NIC's writes are ordered; without it there is no GPUDirect.
+bool ParseGpuDirect(const char* text, int* writes_ordering) {
+  if (text == nullptr || *text == '\0' || std::strcmp(text, "0") == 0) return false;
+  if (std::strcmp(text, "none") == 0) {
+    *writes_ordering = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE;
+  } else if (std::strcmp(text, "owner") == 0) {
+    *writes_ordering = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+  } else if (std::strcmp(text, "all") == 0) {
+    *writes_ordering = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES;
+  } else {
+    LogWarning("SIMGPU_GPUDIRECT (%s) is none of none, owner and all: there is no GPUDirect.",
+               text);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::vector<std::unique_ptr<Device>> MakeDevices() {
   const char* count_text = getenv("SIMGPU_DEVICES");
   int count = count_text == nullptr ? 1 : atoi(count_text);
@@ -170,6 +191,7 @@ std::vector<std::unique_ptr<Device>> MakeDevices() {
     device->cc_minor = minor;
     device->limits = LimitsOf(major, minor);
     device->memory_bytes = ParseBytes(getenv("SIMGPU_MEMORY"), kDefaultMemory);
+    device->gpu_direct = ParseGpuDirect(getenv("SIMGPU_GPUDIRECT"), &device->writes_ordering);
     physical.push_back(std::move(device));
   }
   std::vector<std::unique_ptr<Device>> devices;

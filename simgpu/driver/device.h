@@ -38,6 +38,8 @@ struct Device {
   int cc_minor = 0;
   size_t memory_bytes = 0;
   Limits limits;
+  bool gpu_direct = false;            // memory can be exported as what stands for a dma-buf
+  int writes_ordering = 0;            // of a NIC's writes: a CUGPUDirectRDMAWritesOrdering
   std::atomic<size_t> used_bytes{0};  // by this process
   MemoryLedger* ledger = nullptr;     // if the memory is shared; outlives the device
 
@@ -65,7 +67,7 @@ constexpr int kSharedPerBlock = 48 * 1024;
 constexpr int kMaxBlockDim[3] = {1024, 1024, 64};
 constexpr int64_t kMaxGridDim[3] = {2147483647, 65535, 65535};
 
-// Reads SIMGPU_DEVICES, SIMGPU_MEMORY, SIMGPU_CC and CUDA_VISIBLE_DEVICES.
+// Reads SIMGPU_DEVICES, SIMGPU_MEMORY, SIMGPU_CC, SIMGPU_GPUDIRECT and CUDA_VISIBLE_DEVICES.
 std::vector<std::unique_ptr<Device>> MakeDevices();
 // False for a number that names no attribute.
 bool DeviceAttribute(const Device& device, CUdevice_attribute attribute, int* value);

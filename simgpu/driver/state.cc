@@ -43,6 +43,7 @@ CUresult InitialiseState() {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   fresh->devices = MakeDevices();
+  if (!fresh->devices.empty() && fresh->devices.front()->gpu_direct) fresh->memory.BackByFiles();
   if (const char* shared = getenv("SIMGPU_SHARED"); shared != nullptr && *shared != '\0') {
     std::string error;
     fresh->ledger = MemoryLedger::Open(shared, &error);
