@@ -11,6 +11,24 @@ std::string ClientAddress(uint32_t rail) {
   return "10.99." + std::to_string(rail) + ".2";
 }
 
+Ends ConnectEnds(std::shared_ptr<rdma::Verbs> server, const rdma::RdmaOptions& server_options,
+                 const std::vector<std::string>& addresses, std::shared_ptr<rdma::Verbs> client,
+                 const rdma::RdmaOptions& client_options) {
+  auto listener = rdma::Listener::Open(std::move(server), server_options, addresses);
+  if (!listener) FAIL(listener.error().message);
+  const rdma::Token token{1, 2, 3};
+  Result<std::unique_ptr<Connection>> far = Fail(Code::kInternal, "Not dialled.");
+  std::thread dialler([&, offer = (*listener)->offer()] {
+    far = rdma::Dial(std::move(client), client_options, offer, token, UniqueFd(),
+                     Deadline::After(20'000));
+  });
+  auto near = (*listener)->Accept(token, UniqueFd(), Deadline::After(20'000));
+  dialler.join();
+  if (!near) FAIL(near.error().message);
+  if (!far) FAIL(far.error().message);
+  return {std::move(*near), std::move(*far)};
+}
+
 RdmaPair MakeRdmaPair(const RdmaPairOptions& options) {
   RdmaPair pair;
   pair.fabric = std::make_shared<rdma::fake::Fabric>(options.fabric);
@@ -18,29 +36,22 @@ RdmaPair MakeRdmaPair(const RdmaPairOptions& options) {
   std::vector<std::string> server_addresses;
   rdma::RdmaOptions client_options = options.rdma;
   for (uint32_t r = 0; r < options.rails; ++r) {
-    server_devices.push_back({"server" + std::to_string(r), ServerAddress(r)});
+    server_devices.push_back(
+        {"server" + std::to_string(r), ServerAddress(r), 0, options.server_mtu});
     client_devices.push_back(
-        {"client" + std::to_string(r), ClientAddress(r), options.client_reads});
+        {"client" + std::to_string(r), ClientAddress(r), options.client_reads, options.client_mtu});
     server_addresses.push_back(ServerAddress(r));
     client_options.local_addresses.push_back(ClientAddress(r));
   }
   pair.server = pair.fabric->AddHost(server_devices);
   pair.client = pair.fabric->AddHost(client_devices);
-  auto listener = rdma::Listener::Open(pair.server, options.rdma, server_addresses);
-  if (!listener) FAIL(listener.error().message);
-  rdma::Token token{};
-  token[3] = 7;
-  Result<std::unique_ptr<Connection>> far = Fail(Code::kInternal, "Not dialled.");
-  std::thread dialler([&, offer = (*listener)->offer()] {
-    far =
-        rdma::Dial(pair.client, client_options, offer, token, UniqueFd(), Deadline::After(10'000));
-  });
-  auto near = (*listener)->Accept(token, UniqueFd(), Deadline::After(10'000));
-  dialler.join();
-  if (!near) FAIL(near.error().message);
-  if (!far) FAIL(far.error().message);
-  pair.near = std::move(*near);
-  pair.far = std::move(*far);
+  std::shared_ptr<rdma::Verbs> server_verbs = pair.server, client_verbs = pair.client;
+  if (options.server_verbs) server_verbs = options.server_verbs(server_verbs);
+  if (options.client_verbs) client_verbs = options.client_verbs(client_verbs);
+  Ends ends =
+      ConnectEnds(server_verbs, options.rdma, server_addresses, client_verbs, client_options);
+  pair.near = std::move(ends.near);
+  pair.far = std::move(ends.far);
   return pair;
 }
 
@@ -54,18 +65,8 @@ void CheckClean(RdmaPair& pair) {
 Pair ConnectRdmaPair(const rdma::RdmaOptions& options, const std::vector<std::string>& servers) {
   auto verbs = rdma::LoadVerbs();
   if (!verbs) FAIL(verbs.error().message);
-  auto listener = rdma::Listener::Open(*verbs, options, servers);
-  if (!listener) FAIL(listener.error().message);
-  const rdma::Token token{1, 2, 3};
-  Result<std::unique_ptr<Connection>> far = Fail(Code::kInternal, "Not dialled.");
-  std::thread dialler([&, offer = (*listener)->offer()] {
-    far = rdma::Dial(*verbs, options, offer, token, UniqueFd(), Deadline::After(20'000));
-  });
-  auto near = (*listener)->Accept(token, UniqueFd(), Deadline::After(20'000));
-  dialler.join();
-  if (!near) FAIL(near.error().message);
-  if (!far) FAIL(far.error().message);
-  return {nullptr, std::move(*near), std::move(*far)};
+  Ends ends = ConnectEnds(*verbs, options, servers, *verbs, options);
+  return {nullptr, std::move(ends.near), std::move(ends.far)};
 }
 
 Pair MakeRdmaConformancePair(const PairOptions& options, uint32_t rails) {

@@ -2,6 +2,7 @@
 // that break the fabric under a connection. `near` is the server's end, which starts bulk moves.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,10 @@ struct RdmaPairOptions {
   rdma::fake::FabricOptions fabric;
   uint32_t rails = 1;
   uint32_t client_reads = 0;  // that the client's devices answer at a time; 0: as the fabric's
+  uint32_t server_mtu = 4096, client_mtu = 4096;
+  // Each end's own table of verbs around its host's, for tests that look at calls or change them.
+  std::function<std::shared_ptr<rdma::Verbs>(std::shared_ptr<rdma::Verbs>)> server_verbs,
+      client_verbs;
 };
 
 // The server's device r has address 10.99.r.1, the client's 10.99.r.2.
@@ -30,6 +35,13 @@ struct RdmaPair {
   std::unique_ptr<Connection> near, far;
 };
 
+struct Ends {
+  std::unique_ptr<Connection> near, far;
+};
+// A session from `client` to a listener of `server` at these addresses. `near` is the server's end.
+Ends ConnectEnds(std::shared_ptr<rdma::Verbs> server, const rdma::RdmaOptions& server_options,
+                 const std::vector<std::string>& addresses, std::shared_ptr<rdma::Verbs> client,
+                 const rdma::RdmaOptions& client_options);
 RdmaPair MakeRdmaPair(const RdmaPairOptions& options = {});
 // Ends both; the fabric must have noted no misuse and no leak.
 void CheckClean(RdmaPair& pair);

@@ -47,6 +47,7 @@ FakeDevice* State::FindDevice(const sockaddr* address, const Host* of) const {
   for (Host* host : hosts) {
     if (of != nullptr && host != of) continue;
     for (auto& device : host->devices_) {
+      if (!device->addressed) continue;
       if (SameAddress(reinterpret_cast<sockaddr*>(&device->address), address)) return device.get();
     }
   }

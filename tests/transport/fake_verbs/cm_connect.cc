@@ -28,11 +28,13 @@ std::vector<std::byte> Padded(const void* data, size_t bytes, size_t to) {
   return padded;
 }
 
-// What rdma_cm gives a queue pair when it connects. `answer`: of the other end.
-void Settle(FakeId& id) {
+// What rdma_cm gives a queue pair when it connects. The path's MTU is the smaller one of both ends.
+void Settle(FakeId& id, const FakeDevice* peer) {
   FakeQp& qp = *id.fake_qp();
   qp.state = IBV_QPS_RTS;
   qp.timeout = id.timeout;
+  qp.address_epoch = qp.device->address_epoch;
+  qp.mtu = peer == nullptr ? qp.device->mtu : std::min(qp.device->mtu, peer->mtu);
   const rdma_conn_param& active = id.passive ? id.other : id.own;
   qp.retry_count = active.retry_count & 7;
   qp.rnr_retry = id.other.rnr_retry_count & 7;
@@ -140,7 +142,7 @@ int Host::Accept(rdma_cm_id* id, rdma_conn_param* parameters) {
   fake.own = WithoutData(*parameters);
   if (active != nullptr && active->qp != nullptr) fake.fake_qp()->peer = active->qp->qp_num;
   fake.phase = IdPhase::kAccepted;
-  Settle(fake);
+  Settle(fake, active == nullptr ? nullptr : active->device);
   auto data = Padded(parameters->private_data, parameters->private_data_len, kAcceptData);
   s.After(static_cast<int64_t>(s.Below(300)), [&s, number = fake.number, data = std::move(data)] {
     FakeId* passive = s.FindId(number);
@@ -176,9 +178,10 @@ void State::OnEventRead(FakeEvent& event) {
     id.phase = IdPhase::kConnected;
     if (id.qp != nullptr && id.qp->state == IBV_QPS_INIT) {
       id.fake_qp()->peer = event.peer_qp;
-      Settle(id);
+      FakeQp* peer = FindQp(event.peer_qp);
+      Settle(id, peer == nullptr ? nullptr : peer->device);
       Wake(*id.fake_qp());
-      if (FakeQp* peer = FindQp(event.peer_qp)) Wake(*peer);
+      if (peer != nullptr) Wake(*peer);
     }
     // The passive side may learn of it late, after the first message.
     const uint64_t delay_us = Roll(0.3) && options.reorder ? 4000 : 200;

@@ -47,7 +47,15 @@ bool HasImmediate(ibv_wr_opcode opcode) {
 bool State::PathUp(const FakeQp& qp) const {
   const FakeQp* peer = FindQp(qp.peer);
   return peer != nullptr && peer->peer == qp.qp_num && peer->state == IBV_QPS_RTS &&
-         Reachable(qp.device, peer->device);
+         qp.address_epoch == qp.device->address_epoch &&
+         peer->address_epoch == peer->device->address_epoch && Reachable(qp.device, peer->device);
+}
+
+bool State::WritesHeld(const FakeQp& responder) const {
+  if (holds_writes) return true;
+  if (held_from.empty()) return false;
+  const FakeQp* sender = FindQp(responder.peer);
+  return sender != nullptr && held_from.count(sender->device->address_text) != 0;
 }
 
 // One bounded piece of work. False when there is nothing to do until somebody wakes it.
@@ -173,6 +181,9 @@ bool State::Arrive(FakeQp& qp, FakeQp& peer, SendRequest& request) {
     FailQp(peer, IBV_WC_WR_FLUSH_ERR);
     return false;
   };
+  if (std::min<uint64_t>(request.bytes, qp.mtu) > peer.device->mtu) {  // its first packet
+    return refuse(IBV_WC_REM_INV_REQ_ERR);
+  }
   if (request.reads()) {
     if ((peer.access & IBV_ACCESS_REMOTE_READ) == 0) return refuse(IBV_WC_REM_INV_REQ_ERR);
     if (!RemoteAccess(peer, wr.wr.rdma.remote_addr, request.bytes, wr.wr.rdma.rkey,
@@ -305,10 +316,11 @@ void State::PlaceAll(FakeQp& qp, Inbound& inbound) {
 
 bool State::PlacePieces(FakeQp& qp) {
   bool any = false;
+  const bool writes_held = WritesHeld(qp);
   for (size_t done = 0; done < kPiecesPerStep; ++done) {
     std::vector<Inbound*> open;
     for (Inbound& inbound : qp.inbound) {
-      const bool held = inbound.write && (inbound.late ? holds_late_writes : holds_writes);
+      const bool held = inbound.write && (inbound.late ? holds_late_writes : writes_held);
       if (!inbound.pieces.empty() && !held) open.push_back(&inbound);
       if (open.size() == kMostInFlight || (!options.reorder && !open.empty())) break;
     }

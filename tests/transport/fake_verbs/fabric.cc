@@ -93,10 +93,9 @@ void State::Run() {
       action();
     }
     if (!active.empty()) {
-      const size_t at = options.reorder ? Below(active.size()) : 0;
-      FakeQp* qp = active[at];
-      active[at] = active.back();
-      active.pop_back();
+      if (options.reorder) std::swap(active[0], active[Below(active.size())]);
+      FakeQp* qp = active[0];
+      active.erase(active.begin());
       qp->active = false;
       if (Step(*qp)) Wake(*qp);
       lock.unlock();
@@ -123,6 +122,7 @@ FakeDevice* State::FindDevice(const std::string& address) const {
 bool State::Reachable(const FakeDevice* a, const FakeDevice* b) const {
   if (a == nullptr || b == nullptr || a->removed || b->removed) return false;
   if (!a->port_up || !b->port_up || a->host->dead_ || b->host->dead_) return false;
+  if (!a->addressed || !b->addressed) return false;
   return cut.count(std::minmax(a->address_text, b->address_text)) == 0;
 }
 
@@ -172,6 +172,16 @@ void Fabric::RemoveDevice(const std::string& address) {
   std::lock_guard lock(state_->mutex);
   FakeDevice* device = state_->FindDevice(address);
   if (device != nullptr && !device->removed) state_->RemoveDevice(*device);
+}
+
+void Fabric::SetAddress(const std::string& address, bool present) {
+  std::lock_guard lock(state_->mutex);
+  FakeDevice* device = state_->FindDevice(address);
+  if (device == nullptr || device->addressed == present) return;
+  device->addressed = present;
+  ++device->address_epoch;
+  state_->Async(*device, IBV_EVENT_GID_CHANGE);
+  for (auto& [number, qp] : state_->qps) state_->Wake(*qp);
 }
 
 void Fabric::Kill(Host& host, bool announced) {
@@ -247,6 +257,34 @@ uint64_t Fabric::device_bytes_read() {
   return state_->device_read;
 }
 
+void Fabric::HoldWritesFrom(const std::string& address, bool hold) {
+  std::lock_guard lock(state_->mutex);
+  if (hold) {
+    state_->held_from.insert(address);
+  } else {
+    state_->held_from.erase(address);
+  }
+  for (auto& [number, qp] : state_->qps) state_->Wake(*qp);
+}
+
+bool Fabric::AwaitQuiet() {
+  const Deadline deadline = Deadline::After(10'000);
+  while (!deadline.expired()) {
+    {
+      std::lock_guard lock(state_->mutex);
+      bool quiet = true;
+      for (auto& [number, qp] : state_->qps) {
+        quiet = quiet && qp->queue.empty() && qp->flight.empty() && qp->inbound.empty();
+      }
+      for (FakeCq* cq : state_->cqs) quiet = quiet && cq->held.empty();
+      if (quiet) return true;
+    }
+    timespec nap = {0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+  return false;
+}
+
 void Fabric::LoseNotifications(int n) {
   std::lock_guard lock(state_->mutex);
   state_->lose = n;
@@ -295,6 +333,14 @@ std::vector<std::string> Fabric::objects() {
 uint64_t Fabric::reads_held_up() {
   std::lock_guard lock(state_->mutex);
   return state_->reads_held_up;
+}
+
+size_t Fabric::ids_at(const std::string& address) {
+  std::lock_guard lock(state_->mutex);
+  const FakeDevice* device = state_->FindDevice(address);
+  size_t count = 0;
+  for (auto& [number, id] : state_->ids) count += !id->zombie && id->device == device;
+  return count;
 }
 
 uint64_t Fabric::receiver_not_ready() {

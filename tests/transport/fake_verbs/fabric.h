@@ -112,6 +112,7 @@ struct RequestFault {
 struct DeviceSpec {
   std::string name, address;  // "fake0", "10.99.0.1"
   uint32_t most_reads = 0;    // as the option of the fabric, which holds where this is 0
+  uint32_t mtu = 4096;        // a packet beyond it is refused
 };
 
 class Fabric {
@@ -126,6 +127,9 @@ class Fabric {
   // The same for everything from and to this address; its owner gets PORT_ERR or PORT_ACTIVE.
   void SetPort(const std::string& address, bool up);
   void RemoveDevice(const std::string& address);
+  // The address is taken from the device, or given to it again. Queue pairs that were connected
+  // before stay mute: the entry of the GID table that they use is gone for good.
+  void SetAddress(const std::string& address, bool present);
   // The process of this host ends. `announced`: its kernel still says goodbye.
   void Kill(Host& host, bool announced);
 
@@ -140,7 +144,7 @@ class Fabric {
   // While held: no send completion (or receive completion) of anyone becomes visible.
   void HoldSendCompletions(bool hold);
   void HoldReceiveCompletions(bool hold);
-  // While held, a WRITE that has arrived is not placed.
+  // While held, a WRITE that has arrived (from this address, or from any) is not placed.
   void HoldWrites(bool hold);
   // While held, a WRITE that has arrived when its sender's queue pair breaks stays in the fabric:
   // it is placed later, unless the queue pair that it goes to has broken by then.
@@ -149,6 +153,10 @@ class Fabric {
   void FlushDeviceWrites();
   uint64_t device_bytes_written();  // by devices into device memory, since the fabric was made
   uint64_t device_bytes_read();
+  void HoldWritesFrom(const std::string& address, bool hold);
+  // Waits until every posted request has been carried out and its completion is there, up to ten
+  // seconds. False if something is still under way, or held.
+  bool AwaitQuiet();
   // The next n completion events never come.
   void LoseNotifications(int n);
   // Sets the adversity of what happens from now on.
@@ -161,6 +169,7 @@ class Fabric {
   std::vector<std::string> objects();         // that live, one line each
   uint64_t receiver_not_ready();              // how often a SEND found no receive
   uint64_t reads_held_up();  // how many READs waited in a send queue for earlier ones to end
+  size_t ids_at(const std::string& address);  // rdma_cm ids that the owner holds on a device
 
  private:
   std::shared_ptr<State> state_;

@@ -20,6 +20,7 @@ Host::Host(std::shared_ptr<State> state, const std::vector<DeviceSpec>& devices)
     device->device_name = spec.name;
     device->address_text = spec.address;
     device->most_reads = spec.most_reads;
+    device->mtu = spec.mtu;
     device->node_type = IBV_NODE_CA;
     device->transport_type = IBV_TRANSPORT_IB;
     spec.name.copy(device->name, sizeof device->name - 1);

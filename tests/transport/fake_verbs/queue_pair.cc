@@ -174,9 +174,11 @@ int Host::ModifyQp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
     return 0;
   }
   const bool same = (mask & IBV_QP_STATE) == 0 || attributes->qp_state == qp->state;
-  const int allowed = IBV_QP_STATE | IBV_QP_MIN_RNR_TIMER | IBV_QP_ACCESS_FLAGS;
+  // rdma_cm has chosen the path's MTU. Whoever changes it gets what was asked for.
+  const int allowed = IBV_QP_STATE | IBV_QP_MIN_RNR_TIMER | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MTU;
   if (!same || (mask & ~allowed) != 0 || qp->state != IBV_QPS_RTS) return EINVAL;
   if ((mask & IBV_QP_MIN_RNR_TIMER) != 0) fake.min_rnr_timer = attributes->min_rnr_timer & 31;
+  if ((mask & IBV_QP_PATH_MTU) != 0) fake.mtu = 128u << attributes->path_mtu;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0)
     fake.access = static_cast<int>(attributes->qp_access_flags);
   return 0;
@@ -188,7 +190,9 @@ int Host::QueryQp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr* in
   const auto& fake = *static_cast<FakeQp*>(qp);
   *attributes = {};
   attributes->qp_state = attributes->cur_qp_state = qp->state;
-  attributes->path_mtu = IBV_MTU_4096;
+  int mtu = IBV_MTU_256;
+  while (mtu < IBV_MTU_4096 && (128u << mtu) < fake.mtu) ++mtu;
+  attributes->path_mtu = static_cast<ibv_mtu>(mtu);
   attributes->dest_qp_num = fake.peer;
   attributes->qp_access_flags = static_cast<unsigned>(fake.access);
   attributes->cap = fake.cap;

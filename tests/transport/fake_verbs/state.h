@@ -76,7 +76,9 @@ struct FakeDevice : ibv_device {
   std::string device_name, address_text;
   sockaddr_storage address{};
   uint32_t most_reads = 0;
-  bool port_up = true, removed = false;
+  bool port_up = true, removed = false, addressed = true;
+  int address_epoch = 0;  // grows when the address goes or comes
+  uint32_t mtu = 4096;
   std::list<std::unique_ptr<FakeContext>> contexts;  // the first one is rdma_cm's
 };
 
@@ -189,6 +191,8 @@ struct FakeQp : ibv_qp {
   uint64_t receives_posted = 0, receives_freed = 0;
   std::deque<Inbound> inbound;
   uint32_t peer = 0;  // qp_num
+  int address_epoch = 0;
+  uint32_t mtu = 4096;  // of the path
   uint8_t timeout = 19, retry_count = 7, rnr_retry = 7, min_rnr_timer = 0;
   uint8_t most_reads = 0, most_peer_reads = 0;
   int access = 0;
@@ -295,6 +299,7 @@ struct State {
 
   // engine.cc
   bool PathUp(const FakeQp& qp) const;
+  bool WritesHeld(const FakeQp& responder) const;
   bool Step(FakeQp& qp);
   bool Transmit(FakeQp& qp);
   bool Arrive(FakeQp& qp, FakeQp& peer, SendRequest& request);
@@ -339,6 +344,7 @@ struct State {
   std::vector<std::string> violations;
   std::vector<RequestFault> faults;
   std::set<std::pair<std::string, std::string>> cut;  // links, smaller address first
+  std::set<std::string> held_from;                    // whose WRITEs are not placed
 
   std::vector<Host*> hosts;
   std::set<FakePd*> pds;
