@@ -149,16 +149,16 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
 
   Dialled dialled;
   dialled.tag = tag;
-  auto queue_pair = QueuePair::Make(*verbs_, id, *shape);  // has the id from here on
-  const auto finish = [&]() -> Status {
-    if (!queue_pair) return tl::unexpected<Error>(queue_pair.error());
+  auto queue_pair = QueuePair::Make(*verbs_, id, *shape);
+  if (!queue_pair) return give_up(queue_pair.error());
+  const auto finish = [&]() -> Status {  // the queue pair has the id from here on
     RETURN_IF_ERROR(role == QueuePairRole::kControl ? control_->PostReceives(**queue_pair, **device)
                                                     : bulk_->PostReceives(**queue_pair));
     ASSIGN_OR_RETURN(dialled.reply, FinishDial(id, tag, request, deadline));
     return (*queue_pair)->Settle(options_, 0);
   };
   if (Status finished = finish(); !finished) {
-    if (queue_pair) queue_pair->reset();
+    queue_pair->reset();
     cm_->Forget(tag);
     if (role == QueuePairRole::kControl) control_->TakeBackReceives();
     return tl::unexpected<Error>(finished.error());

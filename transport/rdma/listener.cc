@@ -104,10 +104,7 @@ Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& req
   auto shape = control ? control_->ShapeFor(**device) : bulk_->ShapeFor(**device);
   if (!shape) return refuse(shape.error());
   auto queue_pair = QueuePair::Make(*verbs_, id, *shape);
-  if (!queue_pair) {  // the id has gone with it
-    if (control) control_->TakeBackReceives();
-    return tl::unexpected<Error>(queue_pair.error());
-  }
+  if (!queue_pair) return refuse(queue_pair.error());
   pending.queue_pair = std::move(*queue_pair);
   Status posted = control ? control_->PostReceives(*pending.queue_pair, **device)
                           : bulk_->PostReceives(*pending.queue_pair);

@@ -73,10 +73,12 @@ Result<std::unique_ptr<QueuePair>> QueuePair::Make(Verbs& verbs, rdma_cm_id* id,
   if (pair->send_cq_ != nullptr) {
     pair->receive_cq_ = make_cq(shape.receive_depth, shape.receive_channel);
   }
-  if (pair->receive_cq_ == nullptr) {
-    return Fail(Code::kResourceExhausted,
-                WithReason("Cannot make a completion queue on " + name(), errno));
-  }
+  const auto fail = [&](const char* what) {
+    std::string text = WithReason(what + name(), errno);
+    pair->id_ = nullptr;
+    return Fail(Code::kResourceExhausted, std::move(text));
+  };
+  if (pair->receive_cq_ == nullptr) return fail("Cannot make a completion queue on ");
   // A device that grants less inline room may refuse the wish instead of cutting it.
   for (const uint32_t inline_bytes : {shape.inline_bytes, shape.inline_bytes / 4, 0u}) {
     ibv_qp_init_attr attributes = {};
@@ -94,11 +96,11 @@ Result<std::unique_ptr<QueuePair>> QueuePair::Make(Verbs& verbs, rdma_cm_id* id,
     }
     if (errno != EINVAL || inline_bytes == 0) break;
   }
-  return Fail(Code::kResourceExhausted, WithReason("Cannot make a queue pair on " + name(), errno));
+  return fail("Cannot make a queue pair on ");
 }
 
 QueuePair::~QueuePair() {
-  if (id_->qp != nullptr) {
+  if (id_ != nullptr && id_->qp != nullptr) {
     Break();
     verbs_.DestroyQp(id_);
   }
@@ -110,7 +112,7 @@ QueuePair::~QueuePair() {
     if (receive_events_ > 0) verbs_.AckCqEvents(receive_cq_, receive_events_);
     verbs_.DestroyCq(receive_cq_);
   }
-  verbs_.DestroyId(id_);
+  if (id_ != nullptr) verbs_.DestroyId(id_);
 }
 
 Status QueuePair::Settle(const RdmaOptions& options, uint32_t reads) {

@@ -66,7 +66,7 @@ struct QueuePairShape {
 // id is unacknowledged.
 class QueuePair {
  public:
-  // `id` must have its device resolved. On failure the id is destroyed too.
+  // `id` must have its device resolved. It stays the caller's on failure.
   static Result<std::unique_ptr<QueuePair>> Make(Verbs& verbs, rdma_cm_id* id,
                                                  const QueuePairShape& shape);
   ~QueuePair();
@@ -96,7 +96,7 @@ class QueuePair {
  private:
   QueuePair(Verbs& verbs, rdma_cm_id* id, const QueuePairShape& shape);
   Verbs& verbs_;
-  rdma_cm_id* id_;
+  rdma_cm_id* id_;  // null if it was never ours
   ibv_cq* send_cq_ = nullptr;
   ibv_cq* receive_cq_ = nullptr;
   SendLedger ledger_;
