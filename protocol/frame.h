@@ -2,10 +2,10 @@
 //
 //   FrameHeader | fixed struct of the function | sections, each padded to 8 bytes
 //
-// Numbered frames (calls, replies, output, host functions) carry a sequence that grows by one per
-// direction and are kept by the sender until acknowledged; the receiver drops a number it has seen.
-// Progress, acknowledge and heartbeat frames are unnumbered and idempotent: they hold absolute
-// values only.
+// Numbered frames (calls, replies, output, host functions, bounce) carry a sequence that grows by
+// one per direction and are kept by the sender until acknowledged; the receiver drops a number it
+// has seen. Progress, acknowledge and heartbeat frames are unnumbered and idempotent: they hold
+// absolute values only.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@ enum class FrameType : uint16_t {
   kGoodbye = 7,       // either way: the sender ends the session on purpose; text says why
   kHostFunction = 8,  // server to client: `subject` is the id of a HostFunctionCommand whose turn
                       // it is, `result` what has become of its context
+  kBounce = 9,        // server to client: BouncePiece[]; `subject` is the sequence of the call
 };
 
 enum FrameFlags : uint16_t {
@@ -62,6 +63,16 @@ struct OutputHeader {
   uint32_t bytes;
 };
 static_assert(sizeof(OutputHeader) == 8);
+
+// One piece of a copy or an image that passes through a bounce slot of the client. The call says
+// which way: of a download, the server has put the piece there and the client takes it out; of an
+// upload or a module load, the client shall put it there. The client answers each with kBounceDone.
+struct BouncePiece {
+  uint64_t offset;  // of its first byte in the copy, whose rows follow each other without gaps
+  uint32_t bytes;
+  uint32_t slot;
+};
+static_assert(sizeof(BouncePiece) == 16);
 
 constexpr uint32_t PaddedTo8(uint32_t bytes) {
   return (bytes + 7) & ~7u;

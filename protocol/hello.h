@@ -48,6 +48,7 @@ enum Features : uint64_t {
   kFeatureNone = 0,
   kFeatureRdma = 1 << 0,           // can carry a session over RDMA, and is not told not to
   kFeatureHostFunctions = 1 << 1,  // Operation::kHostFunction and its frame
+  kFeatureBounce = 1 << 2,         // HostPlace::kBounced, bounced module parts and their frame
 };
 
 using Nonce = std::array<uint8_t, 32>;

@@ -19,6 +19,7 @@ enum class Operation : uint32_t {
   kWaitStreamProgress = 0x8006,
   kHostFunction = 0x8007,
   kHostFunctionDone = 0x8008,
+  kBounceDone = 0x8009,
 };
 inline constexpr uint32_t kFirstOperation = 0x8001;
 
@@ -49,9 +50,12 @@ static_assert(sizeof(LaunchAttributeEntry) == 72);
 
 // --- Copies. A copy is `height` rows of `width` bytes; a plain copy has height 1.
 enum class HostPlace : uint32_t {
-  kInline = 1,  // upload: width*height bytes follow; download: they come in the reply
-  kStaged = 2,  // upload: a staging slot of the client, released by a progress entry when pulled
-  kRegion = 3,  // registered memory that the server pulls from or pushes to
+  kInline = 1,   // upload: width*height bytes follow; download: they come in the reply
+  kStaged = 2,   // upload: a staging slot of the client, released by a progress entry when pulled
+  kRegion = 3,   // registered memory that the server pulls from or pushes to
+  kBounced = 4,  // through the bounce slots, at `key`; a call, never posted. The server gives slots
+                 // to whichever copy's stream has reached it (BouncePiece), so copies that still
+                 // wait hold none
 };
 enum class ReplyWhen : uint32_t {
   kNever = 0,   // posted
@@ -77,7 +81,7 @@ struct DownloadCommand {
   uint64_t source;  // device address of the first row
   uint64_t stream;
   uint64_t width, height, source_pitch;
-  HostPlace place;  // kInline or kRegion
+  HostPlace place;  // kInline, kRegion or kBounced
   ReplyWhen reply_when;
   WireMemoryKey key;
   uint64_t offset;
@@ -107,10 +111,10 @@ struct LoadModuleCommand {
 static_assert(sizeof(LoadModuleCommand) == 32);
 struct ModulePart {
   uint64_t bytes;
-  uint32_t inlined;  // 1: the bytes follow in this frame
-  uint32_t reserved;
+  uint32_t inlined;   // 1: the bytes follow in this frame
+  uint32_t bounced;   // 1: they come through the bounce slots, whose key follows
   WireMemoryKey key;  // else pulled from here
-  uint64_t offset;
+  uint64_t offset;    // bounced: what BouncePiece counts at its first byte
 };
 static_assert(sizeof(ModulePart) == 88);
 struct JitOption {  // scalar options only; log buffers travel as capacities above
@@ -145,6 +149,14 @@ struct KernelParameter {
   uint32_t offset;
   uint32_t size;
 };
+
+// --- A bounce slot is filled or emptied as a BouncePiece asked for: posted, in no context.
+struct BounceDoneCommand {
+  uint64_t call;  // sequence
+  uint32_t slot;
+  uint32_t reserved;
+};
+static_assert(sizeof(BounceDoneCommand) == 16);
 
 // --- The client's window of a stream is used up: a call, answered when enough has finished.
 struct WaitStreamProgressCommand {

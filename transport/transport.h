@@ -43,6 +43,9 @@ struct Caps {
   bool registration_is_dear = false;
   // RegisterDevice may work: bulk moves can go straight to and from the memory of a GPU here.
   bool device_memory = false;
+  // counters() of the end that starts no bulk moves count their bytes too. (A NIC that serves them
+  // tells nobody.)
+  bool sees_bulk = true;
 };
 
 enum class Outcome : uint8_t {

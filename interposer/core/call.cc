@@ -348,8 +348,9 @@ CUresult Call::Exchange(uint32_t function, const void* command, size_t bytes,
 
 CUresult Call::InvokeBytes(uint32_t function, const void* command, size_t bytes,
                            std::span<const std::span<const std::byte>> sections, void* reply,
-                           size_t reply_bytes, std::vector<std::byte>* tail) {
+                           size_t reply_bytes, std::vector<std::byte>* tail, PieceServer* pieces) {
   ReplyWaiter waiter;
+  waiter.pieces = pieces;
   waiter.fixed = {static_cast<std::byte*>(reply), reply_bytes};
   waiter.tail = tail;
   return Exchange(function, command, bytes, sections, 0, &waiter);

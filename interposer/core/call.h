@@ -35,6 +35,7 @@ struct EventRecord;
 struct StreamRecord;
 struct ThreadState;
 struct OutgoingCall;
+class PieceServer;
 struct ReplyWaiter;
 
 class Call {
@@ -113,12 +114,13 @@ class Call {
     return InvokeBytes(Command::kFunction, &command, sizeof command, sections, nullptr, 0, nullptr);
   }
 
-  // For operations.h, whose structs carry no kFunction.
+  // For operations.h, whose structs carry no kFunction. `pieces` serves the bounce slots meanwhile.
   CUresult PostBytes(uint32_t function, const void* command, size_t bytes,
                      std::span<const std::span<const std::byte>> sections, uint32_t cost);
   CUresult InvokeBytes(uint32_t function, const void* command, size_t bytes,
                        std::span<const std::span<const std::byte>> sections, void* reply,
-                       size_t reply_bytes, std::vector<std::byte>* tail);
+                       size_t reply_bytes, std::vector<std::byte>* tail,
+                       PieceServer* pieces = nullptr);
   // The window's count of the stream after the last Post that had a cost: what its progress has to
   // reach before that operation is finished.
   uint64_t issued() const { return issued_; }

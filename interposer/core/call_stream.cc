@@ -72,7 +72,8 @@ CallStream::Outcome CallStream::Send(const OutgoingCall& call, Receiver* receive
     waiter->sequence = header.sequence;
     receiver->Expect(waiter);
   }
-  connection_.Commit(bytes, waiter != nullptr ? transport::kFlush : transport::kNone);
+  const bool now = waiter != nullptr || call.urgent;
+  connection_.Commit(bytes, now ? transport::kFlush : transport::kNone);
   return Outcome::kSent;
 }
 

@@ -23,6 +23,7 @@ struct OutgoingCall {
   uint64_t context = 0;  // handle of the current one
   uint32_t thread = 0;
   uint32_t cost = 0;    // in the window of its stream
+  bool urgent = false;  // leaves at once, although no reply is asked for
   uint64_t issued = 0;  // set by Session::Post: what that window counts with this call
   const void* command = nullptr;
   size_t command_bytes = 0;

@@ -149,6 +149,7 @@ CUresult Client::Initialise() {
   }
   SessionOptions session_options = SessionOptionsFromEnvironment(connect.server);
   session_options.host_functions = connected->host_functions;
+  session_options.bounce = connected->bounce;
   auto session = std::make_unique<Session>(
       std::move(connected->connection), std::move(connected->welcome), std::move(session_options));
   session->counters().hello_round_trips = connected->round_trips;
@@ -192,8 +193,13 @@ void Client::Finish() {
   Session& session = client->session();
   session.End();
   if (!client->options_.statistics_file.empty()) {
-    WriteStatistics(client->options_.statistics_file, session.connection().caps().name,
-                    session.connection().counters(), session.counters());
+    transport::Counters counters = session.connection().counters();
+    if (!session.connection().caps().sees_bulk) {
+      counters.bulk_bytes_sent = session.counters().bulk_sent;
+      counters.bulk_bytes_received = session.counters().bulk_received;
+    }
+    WriteStatistics(client->options_.statistics_file, session.connection().caps().name, counters,
+                    session.counters());
   }
 }
 

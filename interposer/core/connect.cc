@@ -107,7 +107,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
   ASSIGN_OR_RETURN(LocalRdma local, PrepareRdma(options.path, control));
 
   ClientHello hello = MakeHello(options);
-  hello.features |= kFeatureHostFunctions;
+  hello.features |= kFeatureHostFunctions | kFeatureBounce;
   if (local.verbs != nullptr) hello.features |= kFeatureRdma;
   RETURN_IF_ERROR(FillRandom(hello.nonce));
   RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(hello), kMaxHelloBytes, deadline));
@@ -164,6 +164,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
 
   connected.round_trips = 3;
   connected.host_functions = (challenge.features & kFeatureHostFunctions) != 0;
+  connected.bounce = (challenge.features & kFeatureBounce) != 0;
   std::string why = std::move(local.why);
   if (both) {
     ASSIGN_OR_RETURN(PathTaken taken,

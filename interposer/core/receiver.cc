@@ -37,24 +37,50 @@ bool Receiver::Lead(std::unique_lock<std::mutex>& lock, Deadline deadline, bool 
   return handled != 0;
 }
 
+void Receiver::PassLead() {
+  if (leading_) return;
+  for (ReplyWaiter* waiter : waiters_) {
+    if (waiter->serving) continue;
+    waiter->condition.notify_one();
+    return;
+  }
+}
+
+// The lock is released meanwhile.
+void Receiver::ServePieces(std::unique_lock<std::mutex>& lock, ReplyWaiter* waiter) {
+  waiter->serving = true;
+  PassLead();
+  while (waiter->waiting_count > 0 && failed_ == CUDA_SUCCESS) {
+    const BouncePiece piece = waiter->waiting[0];
+    --waiter->waiting_count;
+    std::copy_n(&waiter->waiting[1], waiter->waiting_count, &waiter->waiting[0]);
+    lock.unlock();
+    waiter->pieces->Serve(waiter->sequence, piece);
+    lock.lock();
+  }
+  waiter->serving = false;
+}
+
 void Receiver::Await(ReplyWaiter* waiter) {
   std::unique_lock lock(mutex_);
-  while (!waiter->done) {
+  while (true) {
+    // The reply comes after the last piece, so these are all.
+    if (waiter->waiting_count > 0 && failed_ == CUDA_SUCCESS) ServePieces(lock, waiter);
+    if (waiter->done) break;
     if (leading_) {
       waiter->condition.wait(lock);
     } else {
       Lead(lock, Deadline::Never(), true);
     }
   }
-  // Somebody has to receive for the others.
-  if (!leading_ && !waiters_.empty()) waiters_.front()->condition.notify_one();
+  PassLead();
 }
 
 bool Receiver::PollOnce() {
   std::unique_lock lock(mutex_);
   if (leading_) return false;
   const bool handled = Lead(lock, Deadline::Never(), false);
-  if (!waiters_.empty()) waiters_.front()->condition.notify_one();
+  PassLead();
   return handled && failed_ == CUDA_SUCCESS;
 }
 
@@ -77,7 +103,7 @@ void Receiver::WaitForRound(std::unique_lock<std::mutex>& lock, uint64_t seen, D
   if (failed_ != CUDA_SUCCESS || rounds_ != seen) return;
   if (!leading_) {
     Lead(lock, deadline, true);
-    if (!leading_ && !waiters_.empty()) waiters_.front()->condition.notify_one();
+    PassLead();
     return;
   }
   ++change_waiters_;
@@ -119,6 +145,21 @@ bool Receiver::Deliver(uint64_t sequence, CUresult result, std::span<const std::
   waiter->done = true;
   waiter->condition.notify_one();
   return true;
+}
+
+bool Receiver::DeliverPiece(uint64_t sequence, const BouncePiece& piece) {
+  std::lock_guard lock(mutex_);
+  for (ReplyWaiter* waiter : waiters_) {
+    if (waiter->sequence != sequence) continue;
+    if (waiter->pieces == nullptr || !waiter->pieces->Holds(piece) ||
+        waiter->waiting_count == waiter->waiting.size()) {
+      return false;
+    }
+    waiter->waiting[waiter->waiting_count++] = piece;
+    waiter->condition.notify_one();
+    return true;
+  }
+  return false;
 }
 
 void Receiver::Fail(CUresult error) {

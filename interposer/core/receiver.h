@@ -11,15 +11,35 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <span>
 #include <vector>
 
+#include "protocol/frame.h"
 #include "transport/transport.h"
 
 namespace penstock::interposer {
+
+// What a waiting thread does itself for its call meanwhile: the copies between bounce slots and the
+// program's memory. Not done by the leader, so that the copies of several threads run at once and
+// nobody's reply waits behind them.
+class PieceServer {
+ public:
+  explicit PieceServer(uint64_t bytes) : bytes_(bytes) {}
+  virtual ~PieceServer() = default;
+  // A piece within the copy, of at most a slot.
+  virtual void Serve(uint64_t call, const BouncePiece& piece) = 0;
+  bool Holds(const BouncePiece& piece) const {
+    return piece.slot < kBounceSlots && piece.bytes <= kBounceSlotBytes && piece.offset <= bytes_ &&
+           piece.bytes <= bytes_ - piece.offset;
+  }
+
+ protected:
+  const uint64_t bytes_;  // of the whole copy
+};
 
 // A thread that waits for the reply to one call. Lives on its stack.
 struct ReplyWaiter {
@@ -27,11 +47,15 @@ struct ReplyWaiter {
   std::span<std::byte> fixed;
   std::span<std::byte> direct;
   std::vector<std::byte>* tail = nullptr;
+  PieceServer* pieces = nullptr;  // if the call's data goes through bounce slots
 
   uint64_t sequence = 0;  // of the call; set when it is sent
   bool done = false;      // guarded by the receiver's lock, as is all below
   CUresult result = CUDA_ERROR_UNKNOWN;
-  bool complete = false;  // the fixed part was there
+  bool complete = false;                          // the fixed part was there
+  bool serving = false;                           // the thread is at its pieces and does not sleep
+  std::array<BouncePiece, kBounceSlots> waiting;  // pieces that have come; a slot is in one of them
+  uint32_t waiting_count = 0;
   std::condition_variable condition;
 };
 
@@ -65,10 +89,15 @@ class Receiver {
 
   // From the handler: the reply to a call. False if nobody waits for it.
   bool Deliver(uint64_t sequence, CUresult result, std::span<const std::byte> reply);
+  // From the handler: a piece for the call. False if nobody waits for such a piece, or for so many.
+  bool DeliverPiece(uint64_t sequence, const BouncePiece& piece);
   // Ends every wait, now and later.
   void Fail(CUresult error);
 
  private:
+  void ServePieces(std::unique_lock<std::mutex>& lock, ReplyWaiter* waiter);
+  // Somebody has to receive for the others.
+  void PassLead();
   bool Lead(std::unique_lock<std::mutex>& lock, Deadline deadline, bool sleep);
   void WaitForRound(std::unique_lock<std::mutex>& lock, uint64_t seen, Deadline deadline);
 

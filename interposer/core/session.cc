@@ -214,6 +214,16 @@ void Session::WaitForRound(uint64_t seen) {
   if (calls_.received() - calls_.told() >= kTellAfter) Acknowledge();
 }
 
+void Session::BounceDone(const BounceDoneCommand& done, uint32_t thread, bool urgent) {
+  OutgoingCall call;
+  call.function = static_cast<uint32_t>(Operation::kBounceDone);
+  call.thread = thread;
+  call.urgent = urgent;
+  call.command = &done;
+  call.command_bytes = sizeof done;
+  Send(call, nullptr);  // if the session has ended, the waiter hears of it
+}
+
 // --- Receiving ----------------------------------------------------------------------------------
 
 void Session::OnClosed() {
@@ -240,7 +250,7 @@ bool Session::HandleFrame(std::span<const std::byte> frame) {
   const std::span<const std::byte> body = frame.subspan(sizeof header);
 
   if (header.type == FrameType::kReply || header.type == FrameType::kOutput ||
-      header.type == FrameType::kHostFunction) {
+      header.type == FrameType::kHostFunction || header.type == FrameType::kBounce) {
     const uint64_t expected = calls_.received() + 1;
     if (header.sequence < expected) return true;  // seen already
     if (header.sequence > expected) return false;
@@ -254,6 +264,8 @@ bool Session::HandleFrame(std::span<const std::byte> frame) {
       return true;
     case FrameType::kHostFunction:
       return host_functions_.Reached(header.subject, static_cast<CUresult>(header.result));
+    case FrameType::kBounce:
+      return OnBounce(header.subject, body);
     case FrameType::kProgress:
       return OnProgress(body);
     case FrameType::kAcknowledge:
@@ -280,6 +292,15 @@ StreamRecord* Session::FindStream(const ProgressEntry& entry) {
   ContextRecord* const context =
       FindContext(Handle{static_cast<uint64_t>(HandleKind::kContext) << 56 | entry.id});
   return context == nullptr ? nullptr : &context->legacy;
+}
+
+bool Session::OnBounce(uint64_t call, std::span<const std::byte> pieces) {
+  Reader reader(pieces);
+  while (reader.left() > 0) {
+    BouncePiece piece;
+    if (!reader.Take(&piece) || !receiver_.DeliverPiece(call, piece)) return false;
+  }
+  return true;
 }
 
 bool Session::OnProgress(std::span<const std::byte> entries) {

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "interposer/core/address_plan.h"
+#include "interposer/core/bounce.h"
 #include "interposer/core/call_stream.h"
 #include "interposer/core/host_functions.h"
 #include "interposer/core/receiver.h"
@@ -37,6 +38,7 @@ struct SessionOptions {
   bool inline_copies = true;
   bool staging = true;
   bool window = true;
+  bool bounce = true;          // the server deals out bounce slots
   bool host_functions = true;  // the server can have the program's functions in streams
 };
 
@@ -67,8 +69,14 @@ class Session final : private ReceiverHandler {
   // A staging slot, waiting while all are taken. False when the session has ended or memory is
   // short.
   bool TakeStaging(uint64_t bytes, StagingSlot* slot);
-  Bounce& bounce() { return bounce_; }
   void PutBackStaging(const StagingSlot& slot) { staging_.PutBack(slot); }
+  // The program's memory is copied rather than registered.
+  bool bounces() const {
+    return options_.staging && options_.bounce && connection_->caps().registration_is_dear;
+  }
+  Bounce& bounce() { return bounce_; }
+  // A bounce slot has been filled or emptied. Urgent if the server may wait for it.
+  void BounceDone(const BounceDoneCommand& done, uint32_t thread, bool urgent);
 
   HostFunctions& host_functions() { return host_functions_; }
   // For the thread that runs host functions: receives, if nobody else does, until something has
@@ -100,6 +108,7 @@ class Session final : private ReceiverHandler {
   void OnClosed() override;
   bool ended() const override { return goodbye_; }
   bool HandleFrame(std::span<const std::byte> frame);
+  bool OnBounce(uint64_t call, std::span<const std::byte> pieces);
   bool OnProgress(std::span<const std::byte> entries);
   void OnOutput(std::span<const std::byte> body);
   StreamRecord* FindStream(const ProgressEntry& entry);

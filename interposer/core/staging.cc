@@ -6,43 +6,6 @@
 
 namespace penstock::interposer {
 
-namespace {
-
-std::byte* MapMemory(size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
-}
-
-}  // namespace
-
-Bounce::~Bounce() {
-  for (Slot& slot : slots_) {
-    slot.region.reset();
-    if (slot.memory != nullptr) munmap(slot.memory, kBytes);
-  }
-}
-
-Bounce::Lease Bounce::Take() {
-  for (Slot& slot : slots_) {
-    std::unique_lock lock(slot.mutex, std::try_to_lock);
-    if (!lock.owns_lock()) continue;
-    if (slot.memory == nullptr) {
-      std::byte* const memory = MapMemory(kBytes);
-      if (memory == nullptr) return {};
-      auto region = connection_.Register(memory, kBytes, transport::Access::kPeerWrites);
-      if (!region) {
-        munmap(memory, kBytes);
-        return {};  // registering the program's memory will say why
-      }
-      slot.memory = memory;
-      slot.region = std::move(*region);
-    }
-    return {&slot, std::move(lock)};
-  }
-  return {};
-}
-
 Staging::~Staging() {
   for (Pool* pool : {&small_, &large_}) {
     pool->region.reset();
@@ -54,8 +17,9 @@ Staging::~Staging() {
 
 bool Staging::Map(Pool* pool) {
   const size_t bytes = size_t{pool->slot_bytes} * pool->slots;
-  std::byte* const memory = MapMemory(bytes);
-  if (memory == nullptr) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
     LOG_ERROR("memory", "Cannot map staging memory (%zu bytes).", bytes);
     return false;
   }
@@ -65,7 +29,7 @@ bool Staging::Map(Pool* pool) {
     munmap(memory, bytes);
     return false;
   }
-  pool->memory = memory;
+  pool->memory = static_cast<std::byte*>(memory);
   pool->region = std::move(*region);
   pool->taken.assign(pool->slots, 0);
   pool->released.assign(pool->slots, 0);

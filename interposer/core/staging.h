@@ -6,12 +6,10 @@
 // behind; the caller waits, as a local driver would.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "protocol/limits.h"
@@ -53,41 +51,6 @@ class Staging {
   std::mutex mutex_;  // guards the pools
   Pool small_{kSmallStagingBytes, kSmallStagingSlots, 0};
   Pool large_{kLargeStagingBytes, kLargeStagingSlots, kSmallStagingSlots};
-};
-
-// Registered buffers that downloads into pageable memory pass through, mapped when first used.
-class Bounce {
-  struct Slot;
-
- public:
-  static constexpr uint64_t kBytes = 4 << 20;
-
-  // A buffer of kBytes for one copy; false if there is none.
-  class Lease {
-   public:
-    Lease() = default;
-    Lease(Slot* slot, std::unique_lock<std::mutex> lock) : slot_(slot), lock_(std::move(lock)) {}
-    explicit operator bool() const { return slot_ != nullptr; }
-    const std::byte* memory() const { return slot_->memory; }
-    const transport::MemoryKey& key() const { return slot_->region->key(); }
-
-   private:
-    Slot* slot_ = nullptr;
-    std::unique_lock<std::mutex> lock_;
-  };
-
-  explicit Bounce(transport::Connection& connection) : connection_(connection) {}
-  ~Bounce();
-  Lease Take();
-
- private:
-  struct Slot {
-    std::mutex mutex;  // held while the slot is lent
-    std::byte* memory = nullptr;
-    std::unique_ptr<transport::MemoryRegion> region;
-  };
-  transport::Connection& connection_;
-  std::array<Slot, 4> slots_;
 };
 
 }  // namespace penstock::interposer

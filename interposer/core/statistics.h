@@ -22,6 +22,8 @@ FunctionCounters& CountersOf(Function function);
 struct SessionCounters {
   std::atomic<uint64_t> hello_round_trips{0};
   std::atomic<uint64_t> bulk_copies{0};  // bytes of bulk data that this library's CPU copied
+  // Bytes of bulk data that copies and images have named, for transports that do not see them move.
+  std::atomic<uint64_t> bulk_sent{0}, bulk_received{0};
   std::atomic<uint64_t> window_waits{0}, staging_waits{0}, ring_waits{0};
 };
 

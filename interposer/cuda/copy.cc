@@ -2,18 +2,17 @@
 //
 // What decides is where the host side lies and who has to wait:
 //
-//   upload                      small        inline in the call's frame, posted
-//                               pageable     copied into a staging slot, posted
-//                               pageable, > a slot   registered for the time of the call: the
-//                               server
-//                                            pulls it from where it is. Where registering is dear,
-//                                            it goes through several slots instead
-//                               pinned       pulled from where it is: posted if asynchronous
-//   download                    pinned and asynchronous: pushed to where it belongs, posted
-//                               small        comes in the reply
-//                               else         pushed, and the reply comes after it: to where it
-//                                            belongs, or, where registering is dear and the memory
-//                                            is pageable, to a bounce buffer, piece by piece
+//   upload, small               inline in the call's frame, posted
+//     pageable                  copied into a staging slot, posted
+//     pageable, > a slot        registered for the time of the call, and pulled from where it is.
+//                               Where registering is dear, through the bounce slots
+//     pinned                    pulled from where it is: posted if asynchronous
+//   download, pinned and async  pushed to where it belongs, posted
+//     small                     comes in the reply
+//     else                      pushed, and the reply comes after it: to where it belongs, or,
+//     where
+//                               registering is dear and the memory is pageable, through the bounce
+//                               slots
 //
 // A download into pageable memory is complete on return, for the asynchronous functions as well.
 //
@@ -102,22 +101,32 @@ struct Region {
   }
 };
 
-// One copy as several of at most so many bytes: whole rows, or parts of one long row. `copy` gets
-// the first row and column of each.
-template <typename Copy>
-CUresult InPieces(const Shape& shape, uint64_t most, Copy copy) {
-  const uint64_t columns = std::min(shape.width, most);
-  const uint64_t rows = columns < shape.width ? 1 : most / columns;
-  for (uint64_t row = 0; row < shape.height; row += rows) {
-    for (uint64_t column = 0; column < shape.width; column += columns) {
-      const Shape piece{std::min(columns, shape.width - column),
-                        std::min(rows, shape.height - row)};
-      const CUresult result = copy(row, column, piece);
-      if (result != CUDA_SUCCESS) return result;
+// The same through the bounce slots: the rows, as if they followed each other without gaps.
+class BouncedRows final : public BouncedBytes {
+ public:
+  BouncedRows(Call& call, const HostRows& rows, const Shape& shape, bool fills)
+      : BouncedBytes(call.session(), call.thread().index, fills, shape.width * shape.height),
+        rows_(rows),
+        width_(shape.width),
+        fills_(fills) {}
+
+ private:
+  void Move(uint64_t offset, std::span<std::byte> slot) override {
+    uint64_t row = offset / width_, column = offset % width_;
+    while (!slot.empty()) {
+      const uint64_t bytes = std::min<uint64_t>(width_ - column, slot.size());
+      std::byte* const host = rows_.first + row * rows_.pitch + column;
+      memcpy(fills_ ? slot.data() : host, fills_ ? host : slot.data(), bytes);
+      slot = slot.subspan(bytes);
+      ++row;
+      column = 0;
     }
   }
-  return CUDA_SUCCESS;
-}
+
+  const HostRows rows_;
+  const uint64_t width_;
+  const bool fills_;
+};
 
 constexpr uint32_t kUploadFunction = static_cast<uint32_t>(Operation::kUpload);
 constexpr uint32_t kDownloadFunction = static_cast<uint32_t>(Operation::kDownload);
@@ -189,6 +198,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     }
     Pack(slot.memory.data(), source, shape);
     session.counters().bulk_copies.fetch_add(total, std::memory_order_relaxed);
+    session.counters().bulk_sent.fetch_add(total, std::memory_order_relaxed);
     command.place = HostPlace::kStaged;
     command.slot = slot.index;
     command.offset = slot.offset;
@@ -197,14 +207,17 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     return send({}, kGatedCopyCost);
   }
 
-  if (region.pinned == nullptr && session.options().staging &&
-      session.connection().caps().registration_is_dear) {
-    return InPieces(
-        shape, kLargeStagingBytes, [&](uint64_t row, uint64_t column, const Shape& piece) {
-          return Upload(call, stream, {target.first + row * target.pitch + column, target.pitch},
-                        {source.first + row * source.pitch + column, source.pitch}, piece,
-                        asynchronous);
-        });
+  // The program's own memory: hold it until it has been read, or, if the copy is synchronous, done.
+  const ReplyWhen when_free = asynchronous ? ReplyWhen::kPulled : ReplyWhen::kDone;
+  if (transport::MemoryKey key;
+      region.pinned == nullptr && session.bounces() && session.bounce().Key(&key)) {
+    command.place = HostPlace::kBounced;
+    command.host_pitch = shape.width;
+    command.reply_when = when_free;
+    SetKey(&command.key, key);
+    BouncedRows rows(call, source, shape, true);
+    return call.InvokeBytes(kUploadFunction, &command, sizeof command, {}, nullptr, 0, nullptr,
+                            &rows);
   }
 
   command.place = HostPlace::kRegion;
@@ -213,6 +226,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
                        &command.offset)) {
     return call.result();
   }
+  session.counters().bulk_sent.fetch_add(total, std::memory_order_relaxed);
   if (asynchronous && region.pinned != nullptr && may_post) {
     const CUresult result = send({}, kGatedCopyCost);
     if (result == CUDA_SUCCESS) {
@@ -220,8 +234,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     }
     return result;
   }
-  // The program's own memory: hold it until it has been read, or, if the copy is synchronous, done.
-  command.reply_when = asynchronous ? ReplyWhen::kPulled : ReplyWhen::kDone;
+  command.reply_when = when_free;
   return call.InvokeBytes(kUploadFunction, &command, sizeof command, {}, nullptr, 0, nullptr);
 }
 
@@ -265,35 +278,22 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
     return result;
   }
 
-  command.place = HostPlace::kRegion;
-  if (region.pinned == nullptr && session.options().staging &&
-      session.connection().caps().registration_is_dear) {
-    // All taken: others wait for their data, perhaps for long, and perhaps for us. So go without.
-    if (const Bounce::Lease lease = session.bounce().Take()) {
-      command.reply_when = ReplyWhen::kDone;
-      SetKey(&command.key, lease.key());
-      return InPieces(shape, Bounce::kBytes,
-                      [&](uint64_t row, uint64_t column, const Shape& piece) {
-                        command.source = source.first + row * source.pitch + column;
-                        command.width = piece.width;
-                        command.height = piece.height;
-                        command.source_pitch = PitchOf(piece, source.pitch);
-                        command.host_pitch = piece.width;
-                        const CUresult result = call.InvokeBytes(
-                            kDownloadFunction, &command, sizeof command, {}, nullptr, 0, nullptr);
-                        if (result != CUDA_SUCCESS) return result;
-                        Unpack({target.first + row * target.pitch + column, target.pitch},
-                               lease.memory(), piece);
-                        session.counters().bulk_copies.fetch_add(piece.width * piece.height,
-                                                                 std::memory_order_relaxed);
-                        return CUDA_SUCCESS;
-                      });
-    }
+  if (transport::MemoryKey key;
+      region.pinned == nullptr && session.bounces() && session.bounce().Key(&key)) {
+    command.place = HostPlace::kBounced;
+    command.host_pitch = shape.width;
+    SetKey(&command.key, key);
+    BouncedRows rows(call, target, shape, false);
+    return call.InvokeBytes(kDownloadFunction, &command, sizeof command, {}, nullptr, 0, nullptr,
+                            &rows);
   }
+
+  command.place = HostPlace::kRegion;
   if (!region.Describe(call, target, extent, transport::Access::kPeerWrites, &command.key,
                        &command.offset)) {
     return call.result();
   }
+  session.counters().bulk_received.fetch_add(total, std::memory_order_relaxed);
   if (post) {
     command.reply_when = ReplyWhen::kNever;
     const CUresult result =

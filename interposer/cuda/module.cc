@@ -109,6 +109,29 @@ void GiveLog(char* buffer, uint32_t capacity, std::span<const std::byte> text, v
 
 // --- Loading ------------------------------------------------------------------------------------
 
+// The parts of an image that go through the bounce slots, as if they followed each other.
+class BouncedParts final : public BouncedBytes {
+ public:
+  BouncedParts(Call& call, std::span<const ImagePart> parts, uint64_t bytes)
+      : BouncedBytes(call.session(), call.thread().index, true, bytes), parts_(parts) {}
+
+ private:
+  void Move(uint64_t offset, std::span<std::byte> slot) override {
+    for (const ImagePart& part : parts_) {
+      if (offset < part.bytes && !slot.empty()) {
+        const uint64_t bytes = std::min<uint64_t>(part.bytes - offset, slot.size());
+        memcpy(slot.data(), static_cast<const std::byte*>(part.data) + offset, bytes);
+        slot = slot.subspan(bytes);
+        offset = 0;
+      } else {
+        offset -= std::min(offset, part.bytes);
+      }
+    }
+  }
+
+  const std::span<const ImagePart> parts_;
+};
+
 CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& image,
                    const LoadOptions& options) {
   LoadModuleCommand command{};
@@ -120,11 +143,14 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
   command.info_log_bytes = std::min(options.info_bytes, kMaxJitLogBytes);
   command.error_log_bytes = std::min(options.error_bytes, kMaxJitLogBytes);
 
-  // Small parts travel in the frame, the others are pulled from where they are during the call.
+  // Small parts travel in the frame. The others are pulled from where they are during the call, or
+  // go through the bounce slots.
   std::vector<ModulePart> parts(image.parts.size());
   std::vector<std::unique_ptr<transport::MemoryRegion>> regions;
   std::vector<std::span<const std::byte>> sections(1);
-  uint64_t inlined = 0, total = 0;
+  uint64_t inlined = 0, total = 0, bounced = 0;
+  std::vector<ImagePart> bounced_parts;
+  transport::MemoryKey bounce_key;
   for (size_t i = 0; i < parts.size(); ++i) {
     const ImagePart& part = image.parts[i];
     parts[i] = ModulePart{};
@@ -136,6 +162,15 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
       sections.emplace_back(static_cast<const std::byte*>(part.data), part.bytes);
       continue;
     }
+    static_assert(sizeof parts[i].key == sizeof bounce_key);
+    if (call.session().bounces() && call.session().bounce().Key(&bounce_key)) {
+      memcpy(&parts[i].key, &bounce_key, sizeof bounce_key);
+      parts[i].bounced = 1;
+      parts[i].offset = bounced;
+      bounced += part.bytes;
+      bounced_parts.push_back(part);
+      continue;
+    }
     auto region = call.session().connection().Register(const_cast<void*>(part.data), part.bytes,
                                                        transport::Access::kPeerReads);
     if (!region) {
@@ -143,7 +178,7 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
                 static_cast<unsigned long long>(part.bytes), region.error().message.c_str());
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    static_assert(sizeof parts[i].key == sizeof(transport::MemoryKey));
+    call.session().counters().bulk_sent.fetch_add(part.bytes, std::memory_order_relaxed);
     memcpy(&parts[i].key, &(*region)->key(), sizeof parts[i].key);
     regions.push_back(std::move(*region));
   }
@@ -151,10 +186,12 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
   sections[0] = std::as_bytes(std::span(parts));
   sections.push_back(std::as_bytes(std::span(options.scalars)));
 
+  BouncedParts pieces(call, bounced_parts, bounced);
   LoadModuleReply reply{};
   std::vector<std::byte> logs;
   const CUresult result = call.InvokeBytes(static_cast<uint32_t>(Operation::kLoadModule), &command,
-                                           sizeof command, sections, &reply, sizeof reply, &logs);
+                                           sizeof command, sections, &reply, sizeof reply, &logs,
+                                           bounced_parts.empty() ? nullptr : &pieces);
   std::span<const std::byte> rest(logs);
   const auto take = [&](uint64_t bytes) {
     const std::span<const std::byte> log = rest.first(std::min<uint64_t>(bytes, rest.size()));

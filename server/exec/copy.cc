@@ -11,7 +11,7 @@ CUresult ServeUpload(CallContext& call, Reader& reader) {
   std::span<const std::byte> bytes;
   if (!reader.Take(&command)) return call.Malformed("An upload is too short.");
   const bool known = command.place == HostPlace::kInline || command.place == HostPlace::kStaged ||
-                     command.place == HostPlace::kRegion;
+                     command.place == HostPlace::kRegion || command.place == HostPlace::kBounced;
   if (!known || command.reply_when > ReplyWhen::kDone) {
     return call.Malformed("An upload has an unknown place or reply.");
   }
@@ -30,11 +30,23 @@ CUresult ServeDownload(CallContext& call, Reader& reader) {
   if (!reader.Take(&command) || !reader.AtEnd()) {
     return call.Malformed("A download has an impossible size.");
   }
-  const bool known = command.place == HostPlace::kInline || command.place == HostPlace::kRegion;
+  const bool known = command.place == HostPlace::kInline || command.place == HostPlace::kRegion ||
+                     command.place == HostPlace::kBounced;
   if (!known || command.reply_when > ReplyWhen::kDone) {
     return call.Malformed("A download has an unknown place or reply.");
   }
   return call.worker().transfers().Download(call, command);
+}
+
+CUresult ServeBounceDone(CallContext& call, Reader& reader) {
+  BounceDoneCommand command;
+  if (!reader.Take(&command) || !reader.AtEnd() || call.token().needed) {
+    return call.Malformed("The answer to a bounce piece is malformed.");
+  }
+  if (!call.worker().bounce().OnDone(command.call, command.slot)) {
+    return call.Malformed("A bounce slot comes back that the client does not have.");
+  }
+  return CUDA_SUCCESS;
 }
 
 CUresult ServeCuMemcpy2DAsync(CallContext& call, const commands::CuMemcpy2DAsync& command,

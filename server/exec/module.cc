@@ -1,8 +1,8 @@
 // Code: modules and libraries, their functions and variables.
 //
-// An image comes in parts, inside the call or pulled from registered memory of the client, into
-// memory of ours; a fatbin gets a wrapper around it as nvcc makes them. The executor loads it,
-// because the JIT may take seconds.
+// An image comes in parts, inside the call, pulled from registered memory of the client or through
+// its bounce slots, into memory of ours; a fatbin gets a wrapper around it as nvcc makes them. The
+// executor loads it, because the JIT may take seconds.
 #include <algorithm>
 #include <cstring>
 
@@ -39,6 +39,7 @@ struct Loading {
   struct Pull {
     transport::MemoryKey key;
     uint64_t source, target, bytes;
+    bool bounced;
   };
   std::vector<Pull> pulls;
   size_t next_pull = 0, pulling = 0;
@@ -170,26 +171,53 @@ void Submit(Worker& worker, std::shared_ptr<Loading> loading) {
                         [&worker, loading] { FinishLoad(worker, *loading); });
 }
 
+void PullMore(Worker& worker, const std::shared_ptr<Loading>& loading);
+
+// Gets a piece that is counted in `pulling`. `slot` is where a bounced one lies.
+void PullPiece(Worker& worker, const std::shared_ptr<Loading>& loading, const Loading::Pull& piece,
+               uint32_t slot) {
+  const uint64_t cookie = worker.AddPull([&worker, loading, slot](transport::BulkStatus status) {
+    if (slot != BounceSlots::kNone) worker.bounce().Return(slot);
+    --loading->pulling;
+    if (status != transport::BulkStatus::kOk) loading->refused = true;
+    PullMore(worker, loading);
+  });
+  const uint64_t source = piece.bounced ? worker.bounce().Offset(slot) : piece.source;
+  const transport::Outcome outcome = worker.connection().Get(
+      *loading->region, piece.target, piece.key, source, piece.bytes, cookie);
+  if (outcome == transport::Outcome::kOk) return;
+  worker.DropPull(cookie);
+  if (outcome == transport::Outcome::kAgain) {
+    worker.bounce().RunLater(
+        [&worker, loading, piece, slot] { PullPiece(worker, loading, piece, slot); });
+    return;
+  }
+  --loading->pulling;
+  loading->refused = true;  // the session ends anyway
+}
+
 // Keeps some pulls under way; the last one starts the load.
 void PullMore(Worker& worker, const std::shared_ptr<Loading>& loading) {
   constexpr size_t kDepth = 4;
-  constexpr uint64_t kPiece = 1 << 20;
   while (!loading->refused && loading->pulling < kDepth &&
          loading->next_pull < loading->pulls.size()) {
     Loading::Pull& pull = loading->pulls[loading->next_pull];
-    const uint64_t bytes = std::min(pull.bytes, kPiece);
-    const uint64_t cookie = worker.AddPull([&worker, loading](transport::BulkStatus status) {
-      --loading->pulling;
-      if (status != transport::BulkStatus::kOk) loading->refused = true;
-      PullMore(worker, loading);
-    });
-    const transport::Outcome outcome = worker.connection().Get(
-        *loading->region, pull.target, pull.key, pull.source, bytes, cookie);
-    if (outcome != transport::Outcome::kOk) {
-      worker.DropPull(cookie);
-      if (outcome == transport::Outcome::kAgain && loading->pulling > 0) return;
-      loading->refused = true;
-      break;
+    const uint64_t bytes = std::min<uint64_t>(pull.bytes, kBounceSlotBytes);
+    Loading::Pull piece = pull;
+    piece.bytes = bytes;
+    if (pull.bounced) {
+      const uint32_t slot = worker.bounce().Take();
+      if (slot == BounceSlots::kNone) {
+        // Pieces of our own that are under way come back here.
+        if (loading->pulling > 0) return;
+        worker.bounce().RunLater([&worker, loading] { PullMore(worker, loading); });
+        return;
+      }
+      worker.bounce().Lend(
+          slot, loading->token.sequence, pull.source, bytes,
+          [&worker, loading, piece, slot] { PullPiece(worker, loading, piece, slot); });
+    } else {
+      PullPiece(worker, loading, piece, BounceSlots::kNone);
     }
     ++loading->pulling;
     pull.source += bytes;
@@ -307,6 +335,10 @@ CUresult ServeLoadModule(CallContext& call, Reader& reader) {
     pull.source = parts[i].offset;
     pull.target = loading->places[i];
     pull.bytes = parts[i].bytes;
+    pull.bounced = parts[i].bounced != 0;
+    if (pull.bounced && pull.source > kMaxModuleBytes) {
+      return call.Malformed("A part of a module has an impossible place.");
+    }
     loading->pulls.push_back(pull);
   }
   std::span<const JitOption> options;

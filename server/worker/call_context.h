@@ -96,7 +96,8 @@ using HandlerFunction = CUresult (*)(CallContext& call, Reader& reader);
 inline constexpr CUresult kDeferred = static_cast<CUresult>(-1);
 
 enum HandlerFlags : uint32_t {
-  kDelivers = 1,  // reports this thread's earlier posted failure instead of running
+  kDelivers = 1,   // reports this thread's earlier posted failure instead of running
+  kNoContext = 2,  // belongs to none, so the current one stays
 };
 struct HandlerEntry {
   uint32_t function;  // id of the spec

@@ -12,6 +12,7 @@ CUresult ServeUpload(CallContext& call, Reader& reader);
 CUresult ServeDownload(CallContext& call, Reader& reader);
 CUresult ServeLoadModule(CallContext& call, Reader& reader);
 CUresult ServeGetFunction(CallContext& call, Reader& reader);
+CUresult ServeBounceDone(CallContext& call, Reader& reader);
 CUresult ServeWaitStreamProgress(CallContext& call, Reader& reader);
 CUresult ServeHostFunction(CallContext& call, Reader& reader);
 CUresult ServeHostFunctionDone(CallContext& call, Reader& reader);

@@ -59,6 +59,13 @@ void Outbox::HostFunction(uint64_t id, CUresult status) {
   Send(header, {}, {});
 }
 
+void Outbox::Bounce(uint64_t call, const BouncePiece& piece) {
+  FrameHeader header = {};
+  header.type = FrameType::kBounce;
+  header.subject = call;
+  Send(header, {}, std::as_bytes(std::span(&piece, 1)));
+}
+
 void Outbox::Output(uint32_t descriptor, std::string_view text) {
   constexpr size_t kPiece = 32 * 1024;
   while (!text.empty()) {

@@ -1,6 +1,6 @@
-// What the worker sends. Replies, output and host functions are numbered and kept until the client
-// acknowledges them; progress is not. The dispatch thread never waits for room: what does not fit
-// now is queued here and sent by Pump.
+// What the worker sends. Replies, output, host functions and bounce pieces are numbered and kept
+// until the client acknowledges them; progress is not. The dispatch thread never waits for room:
+// what does not fit now is queued here and sent by Pump.
 #pragma once
 
 #include <cuda.h>
@@ -33,6 +33,8 @@ class Outbox {
 
   void Reply(const ReplyToken& token, CUresult result, std::span<const std::byte> body);
   void HostFunction(uint64_t id, CUresult status);
+  // A piece of this call is in a bounce slot, or shall be put there.
+  void Bounce(uint64_t call, const BouncePiece& piece);
   void Output(uint32_t descriptor, std::string_view text);
   // False when there is no room now.
   bool Progress(std::span<const ProgressEntry> entries);

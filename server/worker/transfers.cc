@@ -75,8 +75,9 @@ CUresult FromDevice(const Driver& driver, void* target, CUdeviceptr source, uint
 
 // Part of a transfer that one chunk holds: whole rows, packed, or a part of one long row.
 struct Transfers::Piece {
-  enum class State { kMoving, kOnDevice, kDone };
+  enum class State { kFilling, kMoving, kOnDevice, kDone };  // kFilling: by the client, its slot
   uint32_t chunk = kChunks;
+  uint32_t slot = BounceSlots::kNone;
   State state = State::kMoving;
   uint64_t row = 0, column = 0;  // of the first byte
   uint64_t rows = 0, width = 0;
@@ -97,7 +98,7 @@ struct Transfers::Transfer {
   std::shared_ptr<StreamState> stream;
   uint64_t device = 0, width = 0, height = 0, device_pitch = 0;
   bool remote = false;  // the other side is client memory, else `bytes`
-  bool staged = false;
+  bool staged = false, bounced = false;
   uint32_t slot = 0;
   transport::MemoryKey key;
   uint64_t offset = 0, host_pitch = 0;
@@ -142,7 +143,12 @@ CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
     return fine ? CUDA_SUCCESS : call.error();
   }
   if (command.place == HostPlace::kInline) return UploadInline(call, command, inlined);
+  const bool bounced = command.place == HostPlace::kBounced;
+  if (bounced && (!call.token().needed || command.host_pitch != command.width)) {
+    return call.Malformed("An upload through bounce slots is posted, or not packed.");
+  }
   Transfer transfer;
+  transfer.bounced = bounced;
   transfer.upload = true;
   transfer.device = command.target;
   transfer.width = command.width;
@@ -206,7 +212,12 @@ CUresult Transfers::Download(CallContext& call, const DownloadCommand& command) 
   }
   if (command.width == 0 || command.height == 0) return CUDA_SUCCESS;
   if (command.place == HostPlace::kInline) return DownloadInline(call, command);
+  const bool bounced = command.place == HostPlace::kBounced;
+  if (bounced && (!call.token().needed || command.host_pitch != command.width)) {
+    return call.Malformed("A download through bounce slots is posted, or not packed.");
+  }
   Transfer transfer;
+  transfer.bounced = bounced;
   transfer.device = command.source;
   transfer.width = command.width;
   transfer.height = command.height;
@@ -336,13 +347,14 @@ bool Transfers::StartPiece(Transfer& transfer) {
   if (piece.chunk == kChunks) return false;
   const bool packed = transfer.height == 1 || (transfer.device_pitch == transfer.width &&
                                                transfer.host_pitch == transfer.width);
+  const uint64_t most = transfer.bounced ? kBounceSlotBytes : kChunkBytes;
   piece.row = transfer.next_row;
   piece.column = transfer.next_column;
-  if (packed || transfer.width > kChunkBytes) {
+  if (packed || transfer.width > most) {
     // A part of one row, or of all of them where nothing lies between.
     const uint64_t whole = packed ? transfer.width * transfer.height : transfer.width;
     piece.rows = 1;
-    piece.width = std::min<uint64_t>(kChunkBytes, whole - piece.column);
+    piece.width = std::min(most, whole - piece.column);
     piece.stride = piece.width;
     piece.moves = 1;
     transfer.next_column += piece.width;
@@ -355,7 +367,7 @@ bool Transfers::StartPiece(Transfer& transfer) {
     const bool span = transfer.upload && transfer.host_pitch <= 2 * transfer.width;
     piece.stride = span ? transfer.host_pitch : transfer.width;
     const uint64_t left = transfer.height - piece.row;
-    piece.rows = std::clamp<uint64_t>(kChunkBytes / piece.stride, 1, left);
+    piece.rows = std::clamp<uint64_t>(most / piece.stride, 1, left);
     piece.width = transfer.width;
     piece.moves = span || transfer.host_pitch == transfer.width ? 1 : piece.rows;
     transfer.next_row += piece.rows;
@@ -385,6 +397,32 @@ CUresult Transfers::CopyOnDevice(Transfer& transfer, Piece& piece) {
   return driver.cuStreamWriteValue32_v2(stream, arena.DeviceAddress(word), piece.number, 0);
 }
 
+bool Transfers::HasBounceSlot(Transfer& transfer, Piece& piece) {
+  if (!transfer.bounced || piece.slot != BounceSlots::kNone) return true;
+  piece.slot = worker_.bounce().Take();
+  if (piece.slot == BounceSlots::kNone) return false;
+  if (!transfer.upload) return true;
+  piece.state = Piece::State::kFilling;
+  worker_.bounce().Lend(piece.slot, transfer.token.sequence,
+                        piece.row * transfer.width + piece.column, piece.rows * piece.width,
+                        [this, id = transfer.id, slot = piece.slot] { OnFilled(id, slot); });
+  return false;
+}
+
+// The client has put a piece into its slot.
+void Transfers::OnFilled(uint64_t id, uint32_t slot) {
+  for (Transfer& transfer : transfers_) {
+    if (transfer.id != id || transfer.state != Transfer::State::kMoving) continue;
+    for (Piece& piece : transfer.pieces) {
+      if (piece.slot == slot && piece.state == Piece::State::kFilling) {
+        piece.state = Piece::State::kMoving;
+        return;
+      }
+    }
+  }
+  worker_.bounce().Return(slot);  // the copy has failed meanwhile
+}
+
 // Gets or Puts, as many as fit now. True if any was issued.
 bool Transfers::IssueMoves(Transfer& transfer, Piece& piece) {
   Arena& arena = *transfer.context->arena;
@@ -393,7 +431,9 @@ bool Transfers::IssueMoves(Transfer& transfer, Piece& piece) {
     const uint64_t index = piece.moves_issued;
     const uint64_t local = arena.ChunkOffset(piece.chunk) + index * piece.stride;
     const uint64_t remote =
-        transfer.offset + (piece.row + index) * transfer.host_pitch + piece.column;
+        transfer.bounced
+            ? worker_.bounce().Offset(piece.slot)
+            : transfer.offset + (piece.row + index) * transfer.host_pitch + piece.column;
     const uint64_t bytes =
         piece.moves == 1 ? (piece.rows - 1) * piece.stride + piece.width : piece.width;
     const uint64_t cookie = transfer.id * kCookieChunks + piece.chunk;
@@ -420,8 +460,19 @@ bool Transfers::MovePiece(Transfer& transfer, Piece& piece) {
   const ContextState& context = *transfer.context;
   if (piece.state == Piece::State::kMoving && transfer.state == Transfer::State::kMoving) {
     if (transfer.remote) {
+      if (!HasBounceSlot(transfer, piece)) return piece.slot != BounceSlots::kNone;
       bool moved = IssueMoves(transfer, piece);
       if (piece.moves_done < piece.moves) return moved;
+      if (piece.slot != BounceSlots::kNone) {
+        if (transfer.upload) {
+          worker_.bounce().Return(piece.slot);
+        } else {
+          worker_.bounce().Lend(piece.slot, transfer.token.sequence,
+                                piece.row * transfer.width + piece.column,
+                                piece.rows * piece.width);
+        }
+        piece.slot = BounceSlots::kNone;
+      }
     } else if (transfer.upload) {
       memcpy(context.arena->chunk(piece.chunk),
              transfer.bytes.data() + piece.column + piece.row * transfer.width,
@@ -482,17 +533,22 @@ bool Transfers::Advance(Transfer& transfer) {
   const auto over = [&transfer](const Piece& piece) {
     if (piece.state == Piece::State::kDone) return true;
     if (transfer.state != Transfer::State::kFailed) return false;
+    if (piece.state == Piece::State::kFilling) return true;
     return piece.state == Piece::State::kMoving ? piece.moves_issued == piece.moves_done
                                                 : transfer.context_lost;
   };
   std::erase_if(transfer.pieces, [&](const Piece& piece) {
     if (!over(piece)) return false;
     transfer.context->arena->ReturnChunk(piece.chunk);
+    // (A slot that the client fills comes back by its answer.)
+    if (piece.slot != BounceSlots::kNone && piece.state != Piece::State::kFilling) {
+      worker_.bounce().Return(piece.slot);
+    }
     return true;
   });
   if (transfer.upload && transfer.all_started && !transfer.pulled &&
       std::all_of(transfer.pieces.begin(), transfer.pieces.end(),
-                  [](const Piece& piece) { return piece.state != Piece::State::kMoving; })) {
+                  [](const Piece& piece) { return piece.state > Piece::State::kMoving; })) {
     SayPulled(transfer);
     moved = true;
   }

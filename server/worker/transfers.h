@@ -66,6 +66,9 @@ class Transfers {
   // Starts the next piece; false when there is none or no room for it now.
   bool StartPiece(Transfer& transfer);
   bool MovePiece(Transfer& transfer, Piece& piece);
+  // The bounce slot of a piece, if it needs one; false while there is none to move the piece with.
+  bool HasBounceSlot(Transfer& transfer, Piece& piece);
+  void OnFilled(uint64_t id, uint32_t slot);
   bool IssueMoves(Transfer& transfer, Piece& piece);
   CUresult CopyOnDevice(Transfer& transfer, Piece& piece);
   void FinishPiece(Transfer& transfer, Piece& piece);

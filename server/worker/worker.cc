@@ -28,6 +28,7 @@ const HandlerEntry kOperations[] = {
     {static_cast<uint32_t>(Operation::kHostFunction), "host function", ServeHostFunction, 0},
     {static_cast<uint32_t>(Operation::kHostFunctionDone), "host function's end",
      ServeHostFunctionDone, 0},
+    {static_cast<uint32_t>(Operation::kBounceDone), "bounce", ServeBounceDone, kNoContext},
 };
 
 }  // namespace
@@ -56,6 +57,7 @@ Worker::Worker(const WorkerOptions& options, const Driver& driver,
       driver_(driver),
       connection_(std::move(connection)),
       outbox_(*connection_, options.epoch),
+      bounce_(outbox_),
       reaper_(driver_, [this] { connection_->Interrupt(); }),
       executor_([this] { connection_->Interrupt(); }),
       progress_(*this),
@@ -115,6 +117,7 @@ bool Worker::Step() {
   moved = progress_.Step() || moved;
   moved = transfers_.Step() || moved;
   moved = host_functions_.Step() || moved;
+  moved = bounce_.Step() || moved;
   moved = reaper_.Collect([this](ReapJob& job) {
     for (CUevent event : job.events) ReturnEvent(*job.context, event);
   }) || moved;
@@ -141,7 +144,8 @@ int Worker::Sleep() {
   constexpr int64_t kShortestUs = 20, kLongestUs = 1'000, kHeartbeatUs = 1'000'000;
   if (idle_rounds_ == 0) idle_since_ns_ = NowNanoseconds();
   const bool expecting = !waits_.empty() || !transfers_.empty() || progress_.active() ||
-                         host_functions_.waiting() || outbox_.backlog() || !held_.empty();
+                         host_functions_.waiting() || outbox_.backlog() || !held_.empty() ||
+                         bounce_.waiting();
   ++idle_rounds_;
   if (expecting && idle_rounds_ <= kEagerRounds) {
     sched_yield();
@@ -239,7 +243,9 @@ void Worker::Dispatch(std::span<const std::byte> frame) {
   }
   CUresult result = CUDA_SUCCESS;
   const Handle subject{header.subject};
-  if (subject.null()) {
+  if (entry->flags & kNoContext) {
+    // It runs in whatever context is current.
+  } else if (subject.null()) {
     result = MakeCurrent(nullptr);
   } else if (current_ == nullptr || current_->handle != subject || !current_->alive) {
     bool minted = true;

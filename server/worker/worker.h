@@ -24,6 +24,7 @@
 
 #include "server/driver.h"
 #include "server/worker/allocations.h"
+#include "server/worker/bounce.h"
 #include "server/worker/call_context.h"
 #include "server/worker/executor.h"
 #include "server/worker/host_functions.h"
@@ -76,6 +77,7 @@ class Worker : public transport::Handler {
   Allocations& allocations() { return allocations_; }
   const std::shared_ptr<Quota>& quota() { return quota_; }
   Outbox& outbox() { return outbox_; }
+  BounceSlots& bounce() { return bounce_; }
   Progress& progress() { return progress_; }
   Waits& waits() { return waits_; }
   Transfers& transfers() { return transfers_; }
@@ -139,6 +141,7 @@ class Worker : public transport::Handler {
   Allocations allocations_;
   const std::shared_ptr<Quota> quota_ = std::make_shared<Quota>(options_.memory_limit);
   Outbox outbox_;
+  BounceSlots bounce_;
   Output output_;
   Reaper reaper_;
   Executor executor_;

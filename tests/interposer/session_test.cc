@@ -299,6 +299,115 @@ TEST_CASE("what no honest server sends ends the session", "[interposer][session]
   CHECK(answer == 77);
 }
 
+TEST_CASE("a bounce piece outside of its copy, or for no copy, ends the session",
+          "[interposer][session][bounce]") {
+  enum Kind { kHonest, kLate, kLong, kForeignSlot, kMany, kNoCopy, kTooLarge };
+  const Kind kind = GENERATE(kHonest, kLate, kLong, kForeignSlot, kMany, kNoCopy, kTooLarge);
+  CAPTURE(kind);
+  constexpr uint64_t kBytes = kBounceSlotBytes + 10;
+  struct Bytes final : BouncedBytes {
+    explicit Bytes(Session& session) : BouncedBytes(session, 0, true, kBytes) {}
+    void Move(uint64_t offset, std::span<std::byte> slot) override {
+      memset(slot.data(), static_cast<int>(offset / kBounceSlotBytes) + 1, slot.size());
+      moved += slot.size();
+    }
+    uint64_t moved = 0;
+  };
+  FrameHeader asked{};
+  uint32_t answers = 0;
+  ScriptedServer server([&](ScriptedServer& self, const SeenCall& call) {
+    const auto name = [&](uint64_t number, BouncePiece piece) {
+      FrameHeader header = self.NewHeader(FrameType::kBounce, sizeof piece);
+      header.sequence = self.NextSequence();
+      header.subject = number;
+      self.SendFrame(header, std::as_bytes(std::span(&piece, 1)));
+    };
+    const uint64_t number = call.header.sequence;
+    if (call.header.function == static_cast<uint32_t>(Operation::kBounceDone)) {
+      if (call.As<BounceDoneCommand>().call == asked.sequence && ++answers == 2) {
+        self.Reply(asked, CUDA_SUCCESS);
+      }
+      return;
+    }
+    asked = call.header;
+    switch (kind) {
+      case kHonest:
+        name(number, {0, kBounceSlotBytes, 15});
+        name(number, {kBounceSlotBytes, 10, 2});
+        break;
+      case kLate:
+        name(number, {kBytes + 1, 0, 0});
+        break;
+      case kLong:
+        name(number, {kBytes - 10, 11, 0});
+        break;
+      case kForeignSlot:
+        name(number, {0, 10, kBounceSlots});
+        break;
+      case kMany:  // in one frame, so that none is answered before
+      {
+        std::vector<BouncePiece> pieces(kBounceSlots + 1);
+        FrameHeader header =
+            self.NewHeader(FrameType::kBounce, pieces.size() * sizeof(BouncePiece));
+        header.sequence = self.NextSequence();
+        header.subject = number;
+        self.SendFrame(header, std::as_bytes(std::span(pieces)));
+        break;
+      }
+      case kNoCopy:
+        name(number + 1, {0, 10, 0});
+        break;
+      case kTooLarge:
+        name(number, {0, kBounceSlotBytes + 1, 0});
+        break;
+    }
+  });
+  auto session = server.Connect();
+  transport::MemoryKey key;
+  REQUIRE(session->bounce().Key(&key));
+  Bytes bytes(*session);
+  ReplyWaiter waiter;
+  waiter.pieces = &bytes;
+  const uint64_t payload = 0;
+  const CUresult result = session->Invoke(MakeCall(1, payload), &waiter);
+  if (kind == kHonest) {
+    CHECK(result == CUDA_SUCCESS);
+    CHECK(bytes.moved == kBytes);
+    CHECK(session->bounce().slot(15)[kBounceSlotBytes - 1] == std::byte{1});
+    CHECK(session->bounce().slot(2)[9] == std::byte{2});
+    CHECK(session->counters().bulk_copies == kBytes);
+  } else {
+    CHECK(result == CUDA_ERROR_DEVICE_UNAVAILABLE);
+    CHECK(bytes.moved == 0);
+  }
+}
+
+TEST_CASE("a server that hangs up while a bounce piece is copied ends the copy",
+          "[interposer][session][bounce]") {
+  ScriptedServer server([](ScriptedServer& self, const SeenCall& call) {
+    if (call.header.function == static_cast<uint32_t>(Operation::kBounceDone)) {
+      self.HangUp();
+      return;
+    }
+    const BouncePiece piece{0, 100, 0};
+    FrameHeader header = self.NewHeader(FrameType::kBounce, sizeof piece);
+    header.sequence = self.NextSequence();
+    header.subject = call.header.sequence;
+    self.SendFrame(header, std::as_bytes(std::span(&piece, 1)));
+  });
+  auto session = server.Connect();
+  transport::MemoryKey key;
+  REQUIRE(session->bounce().Key(&key));
+  struct Bytes final : BouncedBytes {
+    using BouncedBytes::BouncedBytes;
+    void Move(uint64_t, std::span<std::byte>) override {}
+  } bytes(*session, 0, false, 1000);
+  ReplyWaiter waiter;
+  waiter.pieces = &bytes;
+  const uint64_t payload = 0;
+  CHECK(session->Invoke(MakeCall(1, payload), &waiter) == CUDA_ERROR_DEVICE_UNAVAILABLE);
+}
+
 TEST_CASE("a frame that was seen already is dropped", "[interposer][session]") {
   ScriptedServer server([](ScriptedServer& self, const SeenCall& call) {
     FrameHeader old = self.NewHeader(FrameType::kReply, 0);

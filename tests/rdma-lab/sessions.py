@@ -69,11 +69,13 @@ def counts():
     every = [json.loads(text) for text in re.findall("^stats: (.*)$", out, re.MULTILINE)]
     check([stats["transport"] for stats in every] == 2 * ["rdma", "tcp"], "auto means rdma here")
     check(len(set(re.findall("^said: (.*)$", out, re.MULTILINE))) == 2, "both say the same")
-    rdma, tcp = every[:2]
-    for count in ("calls", "posted", "local"):
-        check(rdma[count] == tcp[count], f"{count} over rdma ({rdma[count]}) is tcp's ({tcp[count]})")
-    calls = [stats["round_trips"] - stats["handshake_round_trips"] for stats in (rdma, tcp)]
-    check(calls[0] == calls[1], f"round trips of calls over rdma and tcp are the same ({calls})")
+    for rdma, tcp in (every[:2], every[2:]):
+        for count in ("calls", "posted", "local", "functions", "bulk_bytes_sent",
+                      "bulk_bytes_received"):
+            check(rdma[count] == tcp[count],
+                  f"{count} over rdma ({rdma[count]}) is tcp's ({tcp[count]})")
+        calls = [stats["round_trips"] - stats["handshake_round_trips"] for stats in (rdma, tcp)]
+        check(calls[0] == calls[1], f"round trips of calls over rdma and tcp are the same ({calls})")
     copied = every[2]["bulk_copies"]
     check(copied == 3 * 4 * 1_000_003, f"({copied}) bytes are copied, each once")
     check("large: large_copies: ok" in out, "large copies bring every byte")

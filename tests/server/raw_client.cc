@@ -115,6 +115,12 @@ bool RawClient::OnFrame(std::span<const std::byte> frame) {
         progress_.push_back(entry);
       }
     }
+  } else if (header.type == FrameType::kBounce) {
+    for (size_t i = 0; i + sizeof(BouncePiece) <= body.size(); i += sizeof(BouncePiece)) {
+      NamedPiece named{header.subject, {}};
+      memcpy(&named.piece, body.data() + i, sizeof named.piece);
+      pieces_.push_back(named);
+    }
   } else if (header.type == FrameType::kOutput) {
     OutputHeader output;
     memcpy(&output, body.data(), sizeof output);

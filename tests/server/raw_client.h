@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "commands.gen.h"
@@ -76,6 +77,12 @@ class RawClient : public transport::Handler {
   uint64_t finished(Handle stream) const;
   void Receive(int timeout_ms);
   const std::string& output() const { return output_; }
+  // Bounce pieces that have come, with the call each is for. The taker answers them.
+  struct NamedPiece {
+    uint64_t call;
+    BouncePiece piece;
+  };
+  std::vector<NamedPiece> TakePieces() { return std::exchange(pieces_, {}); }
 
   // Conveniences.
   uint64_t Allocate(uint64_t bytes);
@@ -109,6 +116,7 @@ class RawClient : public transport::Handler {
   std::vector<std::pair<uint64_t, int32_t>> turns_;
   std::vector<uint64_t> slot_releases_;
   std::vector<ProgressEntry> progress_;
+  std::vector<NamedPiece> pieces_;
   std::string goodbye_, output_;
   bool has_goodbye_ = false;
 };

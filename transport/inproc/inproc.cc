@@ -54,8 +54,8 @@ struct Wire {
 
 class InprocConnection : public Connection {
  public:
-  InprocConnection(std::shared_ptr<Wire> wire, int which, uint32_t max_frame)
-      : caps_{"inproc", max_frame, uint64_t{1} << 40},
+  InprocConnection(std::shared_ptr<Wire> wire, int which, const InprocOptions& options)
+      : caps_{"inproc", options.max_frame, uint64_t{1} << 40, options.registration_is_dear},
         wire_(std::move(wire)),
         here_(wire_->ends[which]),
         there_(wire_->ends[1 - which]) {}
@@ -273,8 +273,8 @@ Counters InprocConnection::counters() const {
 std::pair<std::unique_ptr<Connection>, std::unique_ptr<Connection>> MakePair(
     const InprocOptions& options) {
   auto wire = std::make_shared<Wire>(options);
-  return {std::make_unique<InprocConnection>(wire, 0, options.max_frame),
-          std::make_unique<InprocConnection>(wire, 1, options.max_frame)};
+  return {std::make_unique<InprocConnection>(wire, 0, options),
+          std::make_unique<InprocConnection>(wire, 1, options)};
 }
 
 }  // namespace penstock::transport::inproc

@@ -17,6 +17,7 @@ namespace penstock::transport::inproc {
 struct InprocOptions {
   size_t ring_bytes = 1 << 20;
   uint32_t max_frame = 64 << 10;
+  bool registration_is_dear = false;  // as over RDMA, for tests
 };
 
 // Each end is independent: they may be used and destroyed on different threads, in any order.

@@ -38,6 +38,7 @@ RdmaConnection::RdmaConnection(std::shared_ptr<Verbs> verbs, const RdmaOptions& 
   caps_.max_bulk = uint64_t{1} << 40;
   caps_.registration_is_dear = true;
   caps_.device_memory = !client;
+  caps_.sees_bulk = false;
 }
 
 RdmaConnection::~RdmaConnection() {
