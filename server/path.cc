@@ -7,6 +7,7 @@
 #include <future>
 #include <thread>
 
+#include "common/env.h"
 #include "common/log.h"
 #include "transport/choice.h"
 #include "transport/tcp/tcp.h"
@@ -35,6 +36,7 @@ rdma::RdmaOptions Options(const RdmaSettings& settings) {
   options.control_traffic_class = settings.control_traffic_class;
   options.bulk_traffic_class = settings.bulk_traffic_class;
   options.most_rails = settings.most_rails;
+  options.spin_us = static_cast<int>(EnvInteger("PENSTOCK_RDMA_SPIN_US", -1));
   return options;
 }
 

@@ -7,6 +7,8 @@
 //   PENSTOCK_TRANSPORT=auto|rdma|tcp   transport/choice.h; default auto
 //   PENSTOCK_RDMA_RAILS=LOCAL[,LOCAL...]   local addresses of the rails; default: the routes decide
 //   PENSTOCK_RDMA_TIMEOUT=MS    how long an RDMA connection may take to make; default 5000
+//   PENSTOCK_RDMA_SPIN_US=US    how long to look for an answer before sleeping; default 20, or 0 on
+//                               a host with fewer than four processors
 //   PENSTOCK_SYNC=1             every call waits for its result
 //   PENSTOCK_STATS=FILE         counts, as JSON, when the program ends (statistics.h)
 //   PENSTOCK_DISABLE=a,b        switches optimisations off: post, inline, staging, reserve,

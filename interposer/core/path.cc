@@ -116,6 +116,7 @@ Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local
   rdma::RdmaOptions rdma_options;
   rdma_options.max_frame = welcome.server.max_frame_bytes;
   rdma_options.local_addresses = options.local_addresses;
+  rdma_options.spin_us = static_cast<int>(EnvInteger("PENSTOCK_RDMA_SPIN_US", -1));
   const PathToken token = DerivePathToken(welcome.ticket, welcome.session, welcome.epoch);
   UniqueFd lifeline(fcntl(bulk, F_DUPFD_CLOEXEC, 0));
   if (!lifeline.valid()) return FailErrno("Cannot duplicate a socket");

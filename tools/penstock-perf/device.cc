@@ -69,7 +69,7 @@ class DeviceBench {
     }
     size_t free_bytes, total;
     AddTime("cuMemGetInfo", 0, [&] { api_.Call("cuMemGetInfo_v2", &free_bytes, &total); });
-    Launches();
+    if (IsWanted("launch, posted", options_.only)) Launches();
     Copies();
     return std::move(rows_);
   }
@@ -89,6 +89,7 @@ class DeviceBench {
   }
 
   void AddTime(const std::string& name, uint64_t bytes, const std::function<void()>& work) {
+    if (!IsWanted(name, options_.only)) return;
     rows_.push_back({name, bytes, Median(Repeat(work)) / 1e3, "us", 0, ""});
   }
 
@@ -117,12 +118,23 @@ class DeviceBench {
 
   void AddCopy(const std::string& name, uint64_t bytes, const std::function<void()>& copy) {
     if (bytes < kRatesFrom) return AddTime(name, bytes, copy);
+    if (!IsWanted(name, options_.only)) return;
     const double rate = static_cast<double>(bytes) / Median(Repeat(copy));
     rows_.push_back({name, bytes, rate, "GB/s", 0, ""});
   }
 
   void Copies() {
     const uint64_t most = options_.most_bytes;
+    std::vector<uint64_t> sizes;
+    for (const uint64_t bytes : {4ull, 4096ull, 65536ull, 1ull << 20, 16ull << 20, 256ull << 20}) {
+      if (bytes >= options_.least_bytes && bytes < most) sizes.push_back(bytes);
+    }
+    sizes.push_back(most);
+    const auto wanted = [this](const char* part) { return IsWanted(part, options_.only); };
+    if (!wanted("host to device, pinned") && !wanted("host to device, pageable") &&
+        !wanted("device to host, pinned") && !wanted("device to host, pageable")) {
+      return;
+    }
     CUdeviceptr device;
     void* pinned;
     std::vector<std::byte> source(most), target(most);
@@ -138,8 +150,10 @@ class DeviceBench {
     const void* const plain_source = source.data();
     void* const plain_target = target.data();
     const CUstream stream = streams_[0];
-    for (const uint64_t bytes : {4ull, 4096ull, 65536ull, 1ull << 20, 16ull << 20, 256ull << 20}) {
-      if (bytes > most) break;
+    if (!wanted("host to device, pinned") && !wanted("host to device, pageable")) {
+      api_.Call("cuMemcpyHtoD_v2", device, plain_source, static_cast<size_t>(most));
+    }
+    for (const uint64_t bytes : sizes) {
       const size_t size = bytes;
       AddCopy("host to device, pinned", bytes, [&] {
         api_.Call("cuMemcpyHtoDAsync_v2", device, pinned_source, size, stream);
@@ -156,7 +170,7 @@ class DeviceBench {
       AddCopy("device to host, pageable", bytes,
               [&] { api_.Call("cuMemcpyDtoH_v2", plain_target, device, size); });
       if (memcmp(pinned, plain_source, bytes) != 0 ||
-          memcmp(plain_target, plain_source, bytes) != 0) {
+          (wanted("device to host, pageable") && memcmp(plain_target, plain_source, bytes) != 0)) {
         throw Error{Code::kInternal, "Copies of (" + BytesAsText(bytes) + ") give other bytes."};
       }
     }

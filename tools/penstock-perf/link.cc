@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "common/env.h"
 #include "transport/rdma/rdma.h"
 #include "transport/tcp/tcp.h"
 
@@ -24,6 +25,11 @@ std::vector<std::string> SplitAtCommas(const std::string& text) {
   return parts;
 }
 
+// As client and worker do.
+int SpinMicroseconds() {
+  return static_cast<int>(EnvInteger("PENSTOCK_RDMA_SPIN_US", -1));
+}
+
 // A field of a message, or a failure that names it.
 template <typename T>
 Result<T> Field(const json& message, const char* name) {
@@ -38,7 +44,9 @@ Result<T> Field(const json& message, const char* name) {
 Result<std::unique_ptr<transport::Connection>> AcceptRdma(int arranging, const json& hello) {
   ASSIGN_OR_RETURN(auto verbs, rdma::LoadVerbs());
   ASSIGN_OR_RETURN(const auto rails, Field<std::string>(hello, "rails"));
-  ASSIGN_OR_RETURN(auto listener, rdma::Listener::Open(verbs, {}, SplitAtCommas(rails)));
+  rdma::RdmaOptions options;
+  options.spin_us = SpinMicroseconds();
+  ASSIGN_OR_RETURN(auto listener, rdma::Listener::Open(verbs, options, SplitAtCommas(rails)));
   rdma::Token token;
   if (getrandom(token.data(), token.size(), 0) != ssize_t(token.size())) {
     return FailErrno("Cannot get random bytes");
@@ -49,7 +57,7 @@ Result<std::unique_ptr<transport::Connection>> AcceptRdma(int arranging, const j
   return listener->Accept(token, UniqueFd(), Deadline::After(kPatienceMs));
 }
 
-Result<std::unique_ptr<transport::Connection>> DialRdma(int arranging) {
+Result<std::unique_ptr<transport::Connection>> DialRdma(int arranging, const std::string& from) {
   ASSIGN_OR_RETURN(auto verbs, rdma::LoadVerbs());
   ASSIGN_OR_RETURN(const json answer, ReceiveMessage(arranging));
   if (answer.contains("error")) return Fail(Code::kSystem, answer.value("error", ""));
@@ -57,7 +65,10 @@ Result<std::unique_ptr<transport::Connection>> DialRdma(int arranging) {
   ASSIGN_OR_RETURN(offer.port, Field<uint16_t>(answer, "port"));
   ASSIGN_OR_RETURN(offer.addresses, Field<std::vector<std::string>>(answer, "addresses"));
   ASSIGN_OR_RETURN(const auto token, Field<rdma::Token>(answer, "token"));
-  return rdma::Dial(verbs, {}, offer, token, UniqueFd(), Deadline::After(kPatienceMs));
+  rdma::RdmaOptions options;
+  options.local_addresses = SplitAtCommas(from);
+  options.spin_us = SpinMicroseconds();
+  return rdma::Dial(verbs, options, offer, token, UniqueFd(), Deadline::After(kPatienceMs));
 }
 
 Result<std::unique_ptr<transport::Connection>> AdoptTcp(Result<UniqueFd> control,
@@ -91,7 +102,7 @@ Result<Link> Dial(const std::string& host, uint16_t port, const LinkOptions& opt
   const int fd = link.arranging.get();
   RETURN_IF_ERROR(SendMessage(fd, {{"transport", options.transport}, {"rails", options.rails}}));
   if (options.transport == "rdma") {
-    ASSIGN_OR_RETURN(link.connection, DialRdma(fd));
+    ASSIGN_OR_RETURN(link.connection, DialRdma(fd, options.from));
   } else {
     auto control = tcp::Dial(host, port, deadline);  // before the other one: they are told apart so
     ASSIGN_OR_RETURN(link.connection,

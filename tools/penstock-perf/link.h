@@ -21,7 +21,9 @@ inline constexpr int kPatienceMs = 60'000;  // an emulated machine is slow
 
 struct LinkOptions {
   std::string transport = "rdma";  // or "tcp"
-  std::string rails;               // rdma: comma-separated addresses; empty: every device with one
+  // rdma: comma-separated addresses of the serving end's rails, none: every device with one; and of
+  // this end's, none: the system's choice.
+  std::string rails, from;
 };
 
 struct Link {

@@ -4,12 +4,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
 #include <CLI/CLI.hpp>
 
+#include "common/clock.h"
 #include "tools/penstock-perf/device.h"
 #include "tools/penstock-perf/link.h"
 #include "tools/penstock-perf/moves.h"
@@ -36,7 +39,13 @@ constexpr char kLinkFooter[] =
     "\n"
     "`rdma` also runs ib_send_lat, ib_read_bw and ib_write_bw (package perftest) between the same\n"
     "ends where both have them. They report half a round trip, so the baseline of ours is twice\n"
-    "that. The serving end asks for no key: use it on networks that you trust, and end it after.";
+    "that; with -e they sleep between messages, which is what ours must be compared with where\n"
+    "processors are few (PENSTOCK_RDMA_SPIN_US). With --meanwhile the baseline is what was "
+    "measured before: how a rail that went and "
+    "came\n"
+    "back carries again. With --connects nothing but the connections is measured, and afterwards\n"
+    "`rdma resource show` should look as it did before.\n"
+    "The serving end asks for no key: use it on networks that you trust, and end it after.";
 
 constexpr char kDeviceFooter[] =
     "\n"
@@ -46,8 +55,10 @@ constexpr char kDeviceFooter[] =
     "  penstock-perf compare native.json remote.json";
 
 struct Options {
-  std::string transport, serve, connect, rails, format = "table";
-  uint64_t most = 64ull << 20;
+  std::string transport, serve, connect, rails, from, meanwhile, format = "table";
+  uint64_t connects = 0;
+  uint64_t least = 64 << 10, most = 64ull << 20;
+  std::vector<std::string> only;
   uint64_t perftest_bytes = 512 << 10;
   double seconds = 0.5;
   bool no_perftest = false;
@@ -74,21 +85,19 @@ bool ParseAddress(const std::string& text, std::string* host, uint16_t* port) {
   return !digits.empty() && *end == '\0' && number <= 65535;
 }
 
-// One dialling end after the other; `once`: only one.
-int Serve(transport::tcp::Listener& listener, bool once) {
-  do {
+// One dialling end after the other.
+[[noreturn]] void Serve(transport::tcp::Listener& listener) {
+  for (;;) {
     auto link = Accept(listener);
     if (!link) {
       Report(link.error());
-      if (once) return 1;
       continue;
     }
     std::thread perftest([&] { ServePerftest(link->arranging.get()); });
     const Status served = ServeMoves(*link->connection);
     if (!served) Report(served.error());
     perftest.join();
-  } while (!once);
-  return 0;
+  }
 }
 
 Result<double> Baseline(Link& link, const Options& options, const PerftestRun& run) {
@@ -108,17 +117,25 @@ Result<double> Baseline(Link& link, const Options& options, const PerftestRun& r
 Result<std::vector<Row>> MeasureLink(Link& link, const Options& options) {
   ASSIGN_OR_RETURN(auto mover, Mover::Create(*link.connection, options.most, options.seconds));
   std::vector<Row> rows;
+  const auto wanted = [&](const std::string& name) { return IsWanted(name, options.only); };
   for (const uint32_t bytes : {96u, 1024u, 3072u}) {
     Row row = {"round trip of a message", bytes, 0, "us", 0, "2 x ib_send_lat"};
+    if (!wanted(row.name)) break;
     ASSIGN_OR_RETURN(row.value, mover->RoundTripMicroseconds(bytes));
     ASSIGN_OR_RETURN(row.baseline, Baseline(link, options, {"ib_send_lat", bytes, 1000}));
     row.baseline *= 2;
     rows.push_back(row);
+    if (bytes > 96 || row.baseline == 0) continue;
+    row.against += " -e";
+    ASSIGN_OR_RETURN(row.baseline, Baseline(link, options, {"ib_send_lat", bytes, 1000, true}));
+    row.baseline *= 2;
+    rows.push_back(row);
   }
-  Row rate = {"messages, one way", 96, 0, "M/s", 0, ""};
-  ASSIGN_OR_RETURN(rate.value, mover->MessagesPerMicrosecond(96));
-  rows.push_back(rate);
-  for (uint64_t bytes = 64 << 10; bytes <= options.most; bytes *= 4) {
+  if (Row rate = {"messages, one way", 96, 0, "M/s", 0, ""}; wanted(rate.name)) {
+    ASSIGN_OR_RETURN(rate.value, mover->MessagesPerMicrosecond(96));
+    rows.push_back(rate);
+  }
+  for (uint64_t bytes = options.least; bytes <= options.most; bytes *= 4) {
     for (const bool to_server : {true, false}) {
       const std::string program = to_server ? "ib_read_bw" : "ib_write_bw";
       const uint64_t message = std::min(bytes, options.perftest_bytes);
@@ -128,6 +145,7 @@ Result<std::vector<Row>> MeasureLink(Link& link, const Options& options) {
                  "GB/s",
                  0,
                  program + " of " + BytesAsText(message)};
+      if (!wanted(row.name)) continue;
       ASSIGN_OR_RETURN(row.value, mover->GigabytesPerSecond(to_server, bytes));
       const uint64_t iterations =
           std::max<uint64_t>(5, std::max<uint64_t>(bytes, 16 << 20) / message);
@@ -138,6 +156,65 @@ Result<std::vector<Row>> MeasureLink(Link& link, const Options& options) {
   for (Row& row : rows) {
     if (row.baseline == 0) row.against.clear();
   }
+  return rows;
+}
+
+// The largest moves each way; then again, when `command` has ended, with moves all the while.
+Result<std::vector<Row>> MeasureMeanwhile(Link& link, const Options& options) {
+  ASSIGN_OR_RETURN(auto mover, Mover::Create(*link.connection, options.most, options.seconds));
+  std::vector<Row> rows = {{"bulk, to the server", options.most, 0, "GB/s", 0, "before"},
+                           {"bulk, from the server", options.most, 0, "GB/s", 0, "before"}};
+  const auto measure = [&](double Row::*where) -> Status {
+    for (Row& row : rows) {
+      ASSIGN_OR_RETURN(row.*where, mover->GigabytesPerSecond(&row == &rows[0], options.most));
+    }
+    return {};
+  };
+  RETURN_IF_ERROR(measure(&Row::baseline));
+  std::atomic<int> status = -1;
+  std::thread command([&] { status = system(options.meanwhile.c_str()); });
+  Status moved;
+  while (status == -1 && moved) {
+    moved = mover->MoveOnce(true, options.most);
+    if (moved) moved = mover->MoveOnce(false, options.most);
+  }
+  command.join();
+  RETURN_IF_ERROR(moved);
+  if (status != 0) {
+    return Fail(Code::kSystem, "The command (" + options.meanwhile + ") ends with status (" +
+                                   std::to_string(status) + ").");
+  }
+  RETURN_IF_ERROR(measure(&Row::value));
+  return rows;
+}
+
+// One connection after the other, each with a message and bulk moves both ways.
+Result<std::vector<Row>> MeasureConnects(const std::string& host, uint16_t port,
+                                         const Options& options) {
+  constexpr uint64_t kTraffic = 256 << 10;
+  std::vector<double> times;
+  for (uint64_t i = 1; i <= options.connects; ++i) {
+    const int64_t start = NowNanoseconds();
+    ASSIGN_OR_RETURN(Link link, Dial(host, port, {options.transport, options.rails, options.from}));
+    {
+      ASSIGN_OR_RETURN(auto mover, Mover::Create(*link.connection, kTraffic, 0));
+      RETURN_IF_ERROR(mover->RoundTripMicroseconds(96));
+      RETURN_IF_ERROR(mover->MoveOnce(true, kTraffic));
+      RETURN_IF_ERROR(mover->MoveOnce(false, kTraffic));
+    }
+    link.connection->Close(1000);
+    times.push_back(static_cast<double>(NowNanoseconds() - start) / 1e6);
+    if (i % 100 == 0) fprintf(stderr, "penstock-perf: %zu connections are over.\n", times.size());
+  }
+  return std::vector<Row>{{"connect, move, close", kTraffic, Median(times), "ms", 0, ""}};
+}
+
+Result<std::vector<Row>> Dialled(const std::string& host, uint16_t port, const Options& options) {
+  if (options.connects > 0) return MeasureConnects(host, port, options);
+  ASSIGN_OR_RETURN(Link link, Dial(host, port, {options.transport, options.rails, options.from}));
+  auto rows =
+      options.meanwhile.empty() ? MeasureLink(link, options) : MeasureMeanwhile(link, options);
+  link.connection->Close(1000);
   return rows;
 }
 
@@ -154,33 +231,21 @@ int RunLink(const Options& options) {
     if (!listener) return Report(listener.error());
     if (!options.serve.empty()) {
       fprintf(stderr, "penstock-perf: serving at port %u; end it with Ctrl-C.\n", listener->port());
-      return Serve(*listener, false);
+      Serve(*listener);
     }
     port = listener->port();
     child = fork();
     if (child < 0) return Report(FailErrno("Cannot fork").value());
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      _exit(Serve(*listener, true));
+      Serve(*listener);
     }
   }
-  int status = 0;
-  {
-    auto link = Dial(host, port, {options.transport, options.rails});
-    if (!link) {
-      status = Report(link.error());
-    } else {
-      const auto rows = MeasureLink(*link, options);
-      link->connection->Close(1000);
-      if (rows) {
-        Print(*rows, options.format);
-      } else {
-        status = Report(rows.error());
-      }
-    }
-  }
+  const auto rows = Dialled(host, port, options);
+  if (rows) Print(*rows, options.format);
+  const int status = rows ? 0 : Report(rows.error());
   if (child > 0) {
-    if (status != 0) kill(child, SIGKILL);
+    kill(child, SIGTERM);
     waitpid(child, nullptr, 0);
   }
   return status;
@@ -211,7 +276,18 @@ CLI::App* AddLink(CLI::App& app, const char* name, const char* about, Options& o
   link->add_option("--most", options.most, "Bytes of the largest move. Default 64 MiB")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t{64} << 10, kMostMoveBytes).description(""));
+  link->add_option("--least", options.least, "Bytes of the smallest move. Default 64 KiB")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{4096}, kMostMoveBytes).description(""));
+  link->add_option("--only", options.only,
+                   "A part of the names of the rows wanted; may be repeated");
   link->add_option("--seconds", options.seconds, "Least time of each row. Default 0.5");
+  link->add_option("--connects", options.connects,
+                   "Connect and close so many times, with traffic, and nothing else");
+  link->add_option("--meanwhile", options.meanwhile,
+                   "Measure the largest moves before and after this shell command, over one\n"
+                   "connection that moves all the while")
+      ->type_name("COMMAND");
   return link;
 }
 
@@ -232,6 +308,8 @@ int Main(int argc, char** argv) {
           "Bytes of one message of ib_read_bw and ib_write_bw. Default 512 KiB: Penstock's "
           "own chunk")
       ->transform(CLI::AsSizeValue(false));
+  rdma->add_option("--from", options.from,
+                   "Addresses of this end's rails, in the order of the serving end's");
   rdma->add_flag("--no-perftest", options.no_perftest, "Leave the baselines out");
   CLI::App* tcp = AddLink(app, "tcp", "Penstock's transport over tcp", options);
   CLI::App* device = app.add_subcommand("device", "Driver calls and copies of a program");
@@ -241,6 +319,10 @@ int Main(int argc, char** argv) {
                    "Bytes of the largest copy. Default 256 MiB")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t{4096}, uint64_t{1} << 32).description(""));
+  device->add_option("--least", device_options.least_bytes, "Bytes of the smallest copy. Default 4")
+      ->transform(CLI::AsSizeValue(false));
+  device->add_option("--only", device_options.only,
+                     "A part of the names of the rows wanted; may be repeated");
   device->add_option("--seconds", device_options.seconds, "Least time of each row. Default 0.3");
   CLI::App* compare = app.add_subcommand("compare", "Two results of `device -o json`");
   compare->add_option("BASELINE", baseline)->required()->check(CLI::ExistingFile.description(""));

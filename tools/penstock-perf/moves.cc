@@ -151,7 +151,7 @@ Result<std::unique_ptr<Mover>> Mover::Create(Connection& connection, uint64_t mo
 }
 
 bool Mover::Enough(int64_t since_ns, size_t count) const {
-  return count >= 5 && static_cast<double>(NowNanoseconds() - since_ns) > seconds_ * 1e9;
+  return count >= 3 && static_cast<double>(NowNanoseconds() - since_ns) > seconds_ * 1e9;
 }
 
 Status Mover::Send(uint32_t kind, uint32_t frame_bytes, uint64_t value) {
@@ -203,15 +203,18 @@ Result<double> Mover::MessagesPerMicrosecond(uint32_t bytes) {
   return Median(std::move(rates));
 }
 
+Status Mover::MoveOnce(bool to_server, uint64_t bytes) {
+  RETURN_IF_ERROR(Send(to_server ? kPull : kPush, 0, bytes));
+  return AwaitAnswer();
+}
+
 Result<double> Mover::GigabytesPerSecond(bool to_server, uint64_t bytes) {
   std::vector<double> rates;
-  RETURN_IF_ERROR(Send(to_server ? kPull : kPush, 0, bytes));  // touches and registers the memory
-  RETURN_IF_ERROR(AwaitAnswer());
+  RETURN_IF_ERROR(MoveOnce(to_server, bytes));  // touches and registers the memory
   const int64_t since = NowNanoseconds();
   while (!Enough(since, rates.size())) {
     const int64_t start = NowNanoseconds();
-    RETURN_IF_ERROR(Send(to_server ? kPull : kPush, 0, bytes));
-    RETURN_IF_ERROR(AwaitAnswer());
+    RETURN_IF_ERROR(MoveOnce(to_server, bytes));
     rates.push_back(static_cast<double>(bytes) / static_cast<double>(NowNanoseconds() - start));
   }
   return Median(std::move(rates));

@@ -17,7 +17,7 @@ inline constexpr uint64_t kMostMoveBytes = 1ull << 30;
 Status ServeMoves(transport::Connection& connection);
 
 // The dialling end. Each measurement repeats until the median is worth something: for `seconds`,
-// and at least five times.
+// and at least three times.
 class Mover {
  public:
   static Result<std::unique_ptr<Mover>> Create(transport::Connection& connection,
@@ -25,6 +25,7 @@ class Mover {
   Result<double> RoundTripMicroseconds(uint32_t bytes);  // the median of a message and its echo
   Result<double> MessagesPerMicrosecond(uint32_t bytes);
   Result<double> GigabytesPerSecond(bool to_server, uint64_t bytes);
+  Status MoveOnce(bool to_server, uint64_t bytes);
 
  private:
   class Ends;

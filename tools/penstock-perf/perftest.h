@@ -13,6 +13,7 @@ struct PerftestRun {
   std::string program;  // ib_send_lat, ib_read_bw, ib_write_bw
   uint64_t bytes = 0;   // of one message
   uint64_t iterations = 0;
+  bool sleeps = false;  // on events; else it looks all the time
 };
 
 bool HavePerftest(const std::string& program);  // is on PATH

@@ -24,6 +24,12 @@ std::string BytesAsText(uint64_t bytes) {
   return std::to_string(bytes) + " " + kUnits[unit];
 }
 
+bool IsWanted(const std::string& name, const std::vector<std::string>& only) {
+  return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& part) {
+           return name.find(part) != std::string::npos;
+         });
+}
+
 std::string AsTable(const std::vector<Row>& rows) {
   std::string table;
   char line[256];

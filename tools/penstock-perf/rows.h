@@ -24,6 +24,9 @@ double Median(std::vector<double> values);
 // "4 B", "64 KiB", "1 GiB".
 std::string BytesAsText(uint64_t bytes);
 
+// Whether someone who asked for `only` (parts of names; none: everything) wants this row.
+bool IsWanted(const std::string& name, const std::vector<std::string>& only);
+
 std::string AsTable(const std::vector<Row>& rows);
 std::string AsJson(const std::vector<Row>& rows);
 Result<std::vector<Row>> ReadRows(const std::string& file);  // what AsJson wrote
