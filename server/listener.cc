@@ -418,6 +418,7 @@ Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
   rdma.most_rails = settings.rails;
   rdma.keepalive_ms = settings.keepalive_ms;
   rdma.peer_timeout_ms = settings.peer_timeout_ms;
+  rdma.gpu_direct = static_cast<uint32_t>(settings.gpu_direct);
   rdma.timeout = static_cast<uint8_t>(settings.timeout);
   rdma.retry_count = static_cast<uint8_t>(settings.retry_count);
   rdma.control_traffic_class = static_cast<uint8_t>(settings.control_traffic_class);

@@ -47,7 +47,10 @@ constexpr const char* kExamples =
     "  timeout = 14                   # a lost packet is repeated after 4.096 us * 2^timeout\n"
     "  retry-count = 6                # so often, then the queue pair is given up\n"
     "  keepalive-ms = 1000\n"
-    "  peer-timeout-ms = 10000        # a client that cannot be reached for so long is gone\n";
+    "  peer-timeout-ms = 10000        # a client that cannot be reached for so long is gone\n"
+    "  gpudirect = \"auto\"           # RDMA straight to GPU memory: auto: where it works; off; "
+    "on:\n"
+    "                                 # sessions without it are refused\n";
 
 Status ParseAddress(const std::string& text, Options* options) {
   const size_t colon = text.rfind(':');
@@ -194,6 +197,20 @@ Status CheckTransport(const TransportSettings& settings) {
   return Between("peer-timeout-ms", settings.peer_timeout_ms, 100u, 3'600'000u);
 }
 
+Status ParseGpuDirect(const std::string& text, GpuDirectMode* mode) {
+  if (text == "auto") {
+    *mode = GpuDirectMode::kAuto;
+  } else if (text == "off") {
+    *mode = GpuDirectMode::kOff;
+  } else if (text == "on") {
+    *mode = GpuDirectMode::kOn;
+  } else {
+    return Fail(Code::kInvalidArgument,
+                "Value of transport.gpudirect (" + text + ") is none of auto, off and on.");
+  }
+  return {};
+}
+
 Status ReadFile(const std::string& path, const CLI::App& app, std::string* listen,
                 std::string* kind, Options* options) {
   if (access(path.c_str(), R_OK) != 0) return FailErrno("Cannot read settings (" + path + ")");
@@ -235,7 +252,10 @@ Status ReadFile(const std::string& path, const CLI::App& app, std::string* liste
   transport.Take("retry-count", nullptr, &settings.retry_count);
   transport.Take("keepalive-ms", nullptr, &settings.keepalive_ms);
   transport.Take("peer-timeout-ms", nullptr, &settings.peer_timeout_ms);
-  return transport.Finish();
+  std::string gpu_direct = "auto";
+  transport.Take("gpudirect", nullptr, &gpu_direct);
+  RETURN_IF_ERROR(transport.Finish());
+  return ParseGpuDirect(gpu_direct, &settings.gpu_direct);
 }
 
 }  // namespace
@@ -287,6 +307,11 @@ Result<Options> ParseOptions(int argc, char** argv) {
   RETURN_IF_ERROR(ParseAddress(listen, &options));
   ASSIGN_OR_RETURN(options.transport.choice, transport::ParseChoice(kind, "Transport"));
   RETURN_IF_ERROR(CheckTransport(options.transport));
+  if (options.transport.gpu_direct == GpuDirectMode::kOn &&
+      options.transport.choice == transport::Choice::kTcp) {
+    return Fail(Code::kInvalidArgument,
+                "Value of transport.gpudirect (on) asks for RDMA, and the transport is tcp.");
+  }
   if (options.max_sessions == 0 || options.max_sessions > 4096) {
     return Fail(Code::kInvalidArgument, "Number of sessions (" +
                                             std::to_string(options.max_sessions) +

@@ -10,6 +10,10 @@
 
 namespace penstock::server {
 
+// Whether bulk data goes straight between NICs and device memory: where it works, never, or else no
+// session.
+enum class GpuDirectMode : uint32_t { kAuto, kOff, kOn };
+
 // [transport] in the file. What the numbers mean stands in transport/rdma/rdma.h.
 struct TransportSettings {
   transport::Choice choice = transport::Choice::kAuto;
@@ -18,6 +22,7 @@ struct TransportSettings {
   uint32_t control_traffic_class = 0, bulk_traffic_class = 0;
   uint32_t timeout = 14, retry_count = 6;
   uint32_t keepalive_ms = 1000, peer_timeout_ms = 10'000;
+  GpuDirectMode gpu_direct = GpuDirectMode::kAuto;
 };
 
 // [pool] in the file: how the GPUs are shared. Without it every program sees all GPUs, unlimited.

@@ -15,6 +15,7 @@ struct RdmaSettings {
   uint32_t most_rails = 4;
   uint32_t keepalive_ms = 1000;
   uint32_t peer_timeout_ms = 10'000;
+  uint32_t gpu_direct = 0;  // a GpuDirectMode
   uint8_t timeout = 14;
   uint8_t retry_count = 6;
   uint8_t control_traffic_class = 0;

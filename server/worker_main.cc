@@ -96,6 +96,7 @@ Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort
   options.memory_limit = parameters.memory_limit;
   options.silence_ms = int64_t{parameters.silence_seconds} * 1000;
   options.capture_output = true;
+  options.gpu_direct = static_cast<GpuDirectMode>(parameters.rdma.gpu_direct);
   ApplyDisabled(&options);
   Worker worker(options, driver, std::move(*connection));
   LOG_DEBUG("session", "Session %lu serves %s (pid %u on %s, from %s).", parameters.session,

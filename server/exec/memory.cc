@@ -10,9 +10,10 @@ namespace {
 
 // Frees may synchronise, so they wait for what the context's streams have to do at this moment.
 CUresult Reap(CallContext& call, const std::shared_ptr<ContextState>& context, const char* what,
-              std::function<CUresult(const Driver&)> free) {
+              std::function<CUresult(const Driver&)> free, std::shared_ptr<void> held = nullptr) {
   Worker& worker = call.worker();
   auto job = std::make_shared<ReapJob>();
+  if (held != nullptr) job->holds.push_back(std::move(held));
   job->context = context;
   job->what = what;
   job->thread = call.header().thread;
@@ -178,12 +179,14 @@ CUresult ServeCuMemFree(CallContext& call, const commands::CuMemFree& command, R
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   Allocation removed;
   worker.allocations().Remove(command.dptr, &removed);
-  return Reap(call, context, "cuMemFree",
-              [address = command.dptr, charge = std::move(removed.charge)](const Driver& driver) {
-                const CUresult result = driver.cuMemFree_v2(address);
-                if (charge != nullptr) charge->Release();
-                return result;
-              });
+  return Reap(
+      call, context, "cuMemFree",
+      [address = command.dptr, charge = std::move(removed.charge)](const Driver& driver) {
+        const CUresult result = driver.cuMemFree_v2(address);
+        if (charge != nullptr) charge->Release();
+        return result;
+      },
+      worker.gpu_direct().Forget(command.dptr));
 }
 
 CUresult ServeCuMemFreeAsync(CallContext& call, const commands::CuMemFreeAsync& command,
@@ -198,6 +201,8 @@ CUresult ServeCuMemFreeAsync(CallContext& call, const commands::CuMemFreeAsync& 
       found->kind == AllocationKind::kVariable) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  // A copy that still uses its registration lets go before its stream passes it.
+  worker.gpu_direct().Forget(command.dptr);
   const CUresult result = worker.driver().cuMemFreeAsync(command.dptr, stream);
   Allocation removed;
   if (result != CUDA_SUCCESS) return result;

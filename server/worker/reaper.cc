@@ -44,6 +44,10 @@ bool Reaper::TryRun(ReapJob& job) {
     // An error is the context's own; freeing then frees nothing, and says so below.
     if (driver_.cuEventQuery(event) == CUDA_ERROR_NOT_READY) return false;
   }
+  for (const auto& held : job.holds) {
+    if (held.use_count() > 1) return false;
+  }
+  job.holds.clear();
   job.result = job.free(driver_);
   if (job.result != CUDA_SUCCESS) {
     LOG_DEBUG("reaper", "%s fails with %s.", job.what, ErrorName(driver_, job.result));

@@ -24,7 +24,8 @@ struct ContextState;
 
 struct ReapJob {
   std::shared_ptr<ContextState> context;
-  std::vector<CUevent> events;  // waited for first
+  std::vector<CUevent> events;               // waited for first
+  std::vector<std::shared_ptr<void>> holds;  // then for nobody else to hold these, which go first
   std::function<CUresult(const Driver&)> free;
   const char* what = "";
   uint32_t thread = 0;  // of the client, whose later questions must see the effect

@@ -13,6 +13,9 @@ namespace {
 // Cookies of bulk moves: transfer id and chunk.
 constexpr uint64_t kCookieChunks = 1u << 8;
 static_assert(kChunks < kCookieChunks);
+// Pieces without a chunk are numbered from here, for their cookies.
+constexpr uint32_t kDirectPieces = kChunks + 1;
+constexpr uint64_t kDirectPieceBytes = 4 << 20;
 
 bool AfterOrAt(uint32_t value, uint32_t wanted) {
   return static_cast<int32_t>(value - wanted) >= 0;
@@ -85,6 +88,7 @@ struct Transfers::Piece {
   uint64_t moves_issued = 0;  // Gets or Puts, `moves` in all
   uint64_t moves_done = 0, moves = 0;
   uint32_t number = 0;  // value of the copy stream's word when it is through the copy stream
+  bool direct() const { return chunk >= kDirectPieces; }
 };
 
 struct Transfers::Transfer {
@@ -102,7 +106,9 @@ struct Transfers::Transfer {
   uint32_t slot = 0;
   transport::MemoryKey key;
   uint64_t offset = 0, host_pitch = 0;
-  std::vector<std::byte> bytes;  // of a small copy that found no slot
+  std::vector<std::byte> bytes;          // of a small copy that found no slot
+  std::shared_ptr<DirectMemory> direct;  // null: through chunks
+  bool restart = false;                  // the direct way has failed
   bool gated = false;
   uint32_t gate = 0;  // value of both gate words
   uint64_t next_row = 0, next_column = 0;
@@ -118,6 +124,11 @@ struct Transfers::Transfer {
   }
   CUstream copy_stream() const {
     return upload ? context->upload_stream : context->download_stream;
+  }
+  // Nothing lies between the rows on either side.
+  bool packed() const { return height == 1 || (device_pitch == width && host_pitch == width); }
+  bool suits_direct() const {
+    return remote && (packed() ? width * height : width) >= kLeastDirectBytes;
   }
 };
 
@@ -314,6 +325,10 @@ CUresult Transfers::Begin(CallContext& call, Transfer transfer) {
     if (transfer.staged) worker_.progress().ReleaseStagingSlot(transfer.slot);
     return result;
   }
+  if (transfer.suits_direct()) {
+    const uint64_t extent = (transfer.height - 1) * transfer.device_pitch + transfer.width;
+    transfer.direct = worker_.gpu_direct().Find(transfer.context, transfer.device, extent);
+  }
   transfers_.push_back(std::move(transfer));
   Advance(transfers_.back());
   return kDeferred;
@@ -342,11 +357,11 @@ bool Transfers::Reached(Transfer& transfer) {
 
 bool Transfers::StartPiece(Transfer& transfer) {
   if (transfer.all_started || transfer.pieces.size() >= kDepth) return false;
+  if (transfer.direct != nullptr) return StartDirectPiece(transfer);
   Piece piece;
   piece.chunk = transfer.context->arena->TakeChunk();
   if (piece.chunk == kChunks) return false;
-  const bool packed = transfer.height == 1 || (transfer.device_pitch == transfer.width &&
-                                               transfer.host_pitch == transfer.width);
+  const bool packed = transfer.packed();
   const uint64_t most = transfer.bounced ? kBounceSlotBytes : kChunkBytes;
   piece.row = transfer.next_row;
   piece.column = transfer.next_column;
@@ -374,6 +389,45 @@ bool Transfers::StartPiece(Transfer& transfer) {
   }
   transfer.all_started = transfer.next_row >= transfer.height;
   transfer.pieces.push_back(piece);
+  return true;
+}
+
+// A part of one row, or of all of them where nothing lies between.
+bool Transfers::StartDirectPiece(Transfer& transfer) {
+  if (transfer.direct->state != DirectMemory::State::kReady) return false;
+  const bool packed = transfer.packed();
+  const uint64_t whole = packed ? transfer.width * transfer.height : transfer.width;
+  const uint64_t most = transfer.bounced ? kBounceSlotBytes : kDirectPieceBytes;
+  Piece piece;
+  piece.chunk = kDirectPieces;
+  const auto taken = [&](const Piece& other) { return other.chunk == piece.chunk; };
+  while (std::any_of(transfer.pieces.begin(), transfer.pieces.end(), taken)) ++piece.chunk;
+  piece.row = transfer.next_row;
+  piece.column = transfer.next_column;
+  piece.rows = 1;
+  piece.width = std::min(most, whole - piece.column);
+  piece.stride = piece.width;
+  piece.moves = 1;
+  transfer.next_column += piece.width;
+  if (transfer.next_column == whole) {
+    transfer.next_column = 0;
+    transfer.next_row += packed ? transfer.height : 1;
+  }
+  transfer.all_started = transfer.next_row >= transfer.height;
+  transfer.pieces.push_back(piece);
+  return true;
+}
+
+bool Transfers::MustRestart(Transfer& transfer) {
+  if (transfer.direct == nullptr || transfer.state != Transfer::State::kMoving) return false;
+  if (!transfer.restart && transfer.upload) {
+    const CUresult current = worker_.MakeCurrent(transfer.context);
+    transfer.restart = current != CUDA_SUCCESS || !worker_.gpu_direct().Flush(*transfer.context);
+  }
+  if (!transfer.restart) return false;
+  transfer.direct.reset();
+  transfer.restart = transfer.all_started = false;
+  transfer.next_row = transfer.next_column = 0;
   return true;
 }
 
@@ -429,7 +483,10 @@ bool Transfers::IssueMoves(Transfer& transfer, Piece& piece) {
   bool any = false;
   while (piece.moves_issued < piece.moves && piece.moves_issued - piece.moves_done < kMostMoves) {
     const uint64_t index = piece.moves_issued;
-    const uint64_t local = arena.ChunkOffset(piece.chunk) + index * piece.stride;
+    transport::MemoryRegion& region = piece.direct() ? *transfer.direct->region : arena.region();
+    const uint64_t local = piece.direct() ? transfer.device - transfer.direct->begin +
+                                                piece.row * transfer.device_pitch + piece.column
+                                          : arena.ChunkOffset(piece.chunk) + index * piece.stride;
     const uint64_t remote =
         transfer.bounced
             ? worker_.bounce().Offset(piece.slot)
@@ -439,12 +496,13 @@ bool Transfers::IssueMoves(Transfer& transfer, Piece& piece) {
     const uint64_t cookie = transfer.id * kCookieChunks + piece.chunk;
     transport::Connection& connection = worker_.connection();
     const transport::Outcome outcome =
-        transfer.upload
-            ? connection.Get(arena.region(), local, transfer.key, remote, bytes, cookie)
-            : connection.Put(arena.region(), local, transfer.key, remote, bytes, cookie);
+        transfer.upload ? connection.Get(region, local, transfer.key, remote, bytes, cookie)
+                        : connection.Put(region, local, transfer.key, remote, bytes, cookie);
     if (outcome == transport::Outcome::kAgain) break;
     ++piece.moves_issued;
     any = true;
+    GpuDirect::Moved& moved = worker_.gpu_direct().moved();
+    (piece.direct() ? moved.direct : moved.staged) += bytes;
     if (outcome == transport::Outcome::kClosed) {
       // The session ends anyway; nothing will be reported for this one.
       ++piece.moves_done;
@@ -460,11 +518,13 @@ bool Transfers::MovePiece(Transfer& transfer, Piece& piece) {
   const ContextState& context = *transfer.context;
   if (piece.state == Piece::State::kMoving && transfer.state == Transfer::State::kMoving) {
     if (transfer.remote) {
-      if (!HasBounceSlot(transfer, piece)) return piece.slot != BounceSlots::kNone;
-      bool moved = IssueMoves(transfer, piece);
+      const bool given_up = transfer.restart && piece.moves_issued == piece.moves_done;
+      if (!given_up && !HasBounceSlot(transfer, piece)) return piece.slot != BounceSlots::kNone;
+      if (given_up) piece.moves_done = piece.moves;
+      bool moved = given_up || IssueMoves(transfer, piece);
       if (piece.moves_done < piece.moves) return moved;
       if (piece.slot != BounceSlots::kNone) {
-        if (transfer.upload) {
+        if (transfer.upload || given_up) {
           worker_.bounce().Return(piece.slot);
         } else {
           worker_.bounce().Lend(piece.slot, transfer.token.sequence,
@@ -481,7 +541,7 @@ bool Transfers::MovePiece(Transfer& transfer, Piece& piece) {
       memcpy(transfer.bytes.data() + piece.column + piece.row * transfer.width,
              context.arena->chunk(piece.chunk), piece.rows * piece.width);
     }
-    if (!transfer.upload) {
+    if (!transfer.upload || piece.direct()) {
       piece.state = Piece::State::kDone;
       return true;
     }
@@ -504,10 +564,14 @@ bool Transfers::MovePiece(Transfer& transfer, Piece& piece) {
 bool Transfers::Advance(Transfer& transfer) {
   if (transfer.state == Transfer::State::kGated && !Reached(transfer)) return false;
   bool moved = false;
+  if (transfer.direct != nullptr && transfer.direct->state == DirectMemory::State::kStaged &&
+      transfer.state == Transfer::State::kMoving && !transfer.restart) {
+    transfer.restart = transfer.all_started = moved = true;
+  }
   while (transfer.state == Transfer::State::kMoving && StartPiece(transfer)) {
     moved = true;
     Piece& piece = transfer.pieces.back();
-    if (transfer.upload) {
+    if (transfer.upload || piece.direct()) {
       MovePiece(transfer, piece);
     } else {
       piece.state = Piece::State::kOnDevice;
@@ -539,14 +603,15 @@ bool Transfers::Advance(Transfer& transfer) {
   };
   std::erase_if(transfer.pieces, [&](const Piece& piece) {
     if (!over(piece)) return false;
-    transfer.context->arena->ReturnChunk(piece.chunk);
+    if (!piece.direct()) transfer.context->arena->ReturnChunk(piece.chunk);
     // (A slot that the client fills comes back by its answer.)
     if (piece.slot != BounceSlots::kNone && piece.state != Piece::State::kFilling) {
       worker_.bounce().Return(piece.slot);
     }
     return true;
   });
-  if (transfer.upload && transfer.all_started && !transfer.pulled &&
+  // Directly moved bytes may have to be pulled once more, until all is well.
+  if (transfer.upload && transfer.direct == nullptr && transfer.all_started && !transfer.pulled &&
       std::all_of(transfer.pieces.begin(), transfer.pieces.end(),
                   [](const Piece& piece) { return piece.state > Piece::State::kMoving; })) {
     SayPulled(transfer);
@@ -575,6 +640,7 @@ void Transfers::OpenGate(Transfer& transfer) {
 }
 
 void Transfers::SayDone(Transfer& transfer) {
+  transfer.direct.reset();  // behind the gate there may be a free
   OpenGate(transfer);
   if (transfer.upload) SayPulled(transfer);
   if (transfer.reply_when == ReplyWhen::kDone || transfer.reply_when == ReplyWhen::kNever) {
@@ -608,6 +674,11 @@ bool Transfers::OnBulkDone(uint64_t cookie, transport::BulkStatus status) {
       if (status == transport::BulkStatus::kRefused) {
         LOG_WARNING("transfer", "The client refuses a bulk move: its memory is not registered.");
         Fail(transfer, CUDA_ERROR_INVALID_VALUE);
+      } else if (status == transport::BulkStatus::kUnreachable && piece.direct()) {
+        transfer.direct->state = DirectMemory::State::kStaged;
+        worker_.gpu_direct().Demote(
+            transfer.context->device,
+            {Code::kUnavailable, "A NIC does not reach the device's memory any more."});
       } else if (status != transport::BulkStatus::kOk) {
         Fail(transfer, CUDA_ERROR_UNKNOWN);
       }
@@ -621,7 +692,9 @@ bool Transfers::Step() {
   bool moved = false;
   for (auto transfer = transfers_.begin(); transfer != transfers_.end();) {
     moved = Advance(*transfer) || moved;
-    if (transfer->all_started && transfer->pieces.empty()) {
+    if (transfer->all_started && transfer->pieces.empty() && MustRestart(*transfer)) {
+      moved = true;
+    } else if (transfer->all_started && transfer->pieces.empty()) {
       SayDone(*transfer);
       transfer = transfers_.erase(transfer);
       moved = true;

@@ -15,6 +15,10 @@
 // bytes are private to the worker from the start (or leave with the reply), so the copy goes
 // straight into the program's stream.
 //
+// Where NICs reach the device's memory (gpu_direct.h), a large copy needs no chunk: the same pieces
+// go straight between the two, under the same gate. If that turns out not to work, the transfer
+// begins again with chunks, which nobody notices, because the gate is still closed.
+//
 // Each transfer is a state machine that Step moves on. A chunk is taken only by a transfer whose
 // stream has reached it, so transfers never wait for each other in a circle.
 #pragma once
@@ -65,6 +69,9 @@ class Transfers {
   bool Reached(Transfer& transfer);
   // Starts the next piece; false when there is none or no room for it now.
   bool StartPiece(Transfer& transfer);
+  bool StartDirectPiece(Transfer& transfer);
+  // Everything is moved: true if it must begin again with chunks.
+  bool MustRestart(Transfer& transfer);
   bool MovePiece(Transfer& transfer, Piece& piece);
   // The bounce slot of a piece, if it needs one; false while there is none to move the piece with.
   bool HasBounceSlot(Transfer& transfer, Piece& piece);

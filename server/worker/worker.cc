@@ -63,6 +63,7 @@ Worker::Worker(const WorkerOptions& options, const Driver& driver,
       progress_(*this),
       waits_(*this),
       transfers_(*this),
+      gpu_direct_(*this),
       host_functions_(*this),
       reply_space_(new std::byte[kMaxFrameBytes]) {
   const auto generated = Handlers();
@@ -88,6 +89,7 @@ bool Worker::Run() {
   if (options_.capture_output) {
     if (auto captured = output_.Capture(); !captured) End(captured.error().message, false);
   }
+  if (Status demand = gpu_direct_.CheckDemand(); !demand) End(demand.error().message, false);
   while (!ended_ && !stop_.load(std::memory_order_relaxed)) {
     int handled = connection_->Poll(kFramesPerRound, *this);
     const bool moved = Step();
@@ -102,6 +104,13 @@ bool Worker::Run() {
     }
     if (handled > 0 || moved) idle_rounds_ = 0;
   }
+  if (connection_->caps().device_memory) {
+    LOG_INFO("session",
+             "Session %lu: %lu bytes of bulk data went straight between NICs and devices, %lu "
+             "through host memory.",
+             options_.session, gpu_direct_.moved().direct.load(),
+             gpu_direct_.moved().staged.load());
+  }
   // The client reads why, if it was ended from here.
   connection_->Close(200);
   return good_end_;
@@ -114,6 +123,7 @@ void Worker::Stop() {
 
 bool Worker::Step() {
   bool moved = executor_.Finish();
+  moved = gpu_direct_.Step() || moved;
   moved = progress_.Step() || moved;
   moved = transfers_.Step() || moved;
   moved = host_functions_.Step() || moved;
@@ -374,6 +384,7 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
   context->alive = false;
   waits_.DropContext(*context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   transfers_.DropContext(*context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  gpu_direct_.DropContext(context);
   host_functions_.DropContext(*context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   const auto forget = [](auto& table, const auto& belongs) {
     std::vector<Handle> handles;

@@ -27,6 +27,7 @@
 #include "server/worker/bounce.h"
 #include "server/worker/call_context.h"
 #include "server/worker/executor.h"
+#include "server/worker/gpu_direct.h"
 #include "server/worker/host_functions.h"
 #include "server/worker/objects.h"
 #include "server/worker/outbox.h"
@@ -46,6 +47,7 @@ struct WorkerOptions {
   int64_t silence_ms = 30'000;
   uint64_t memory_limit = 0;    // bytes of each device; 0: none
   bool capture_output = false;  // the process's stdout and stderr belong to the client's program
+  GpuDirectMode gpu_direct = GpuDirectMode::kAuto;
   // Switches of single mechanisms (PENSTOCK_DISABLE), for tests that show what they are good for.
   bool gate = true;
   bool deferred_waits = true;
@@ -81,6 +83,7 @@ class Worker : public transport::Handler {
   Progress& progress() { return progress_; }
   Waits& waits() { return waits_; }
   Transfers& transfers() { return transfers_; }
+  GpuDirect& gpu_direct() { return gpu_direct_; }
   HostFunctions& host_functions() { return host_functions_; }
   Reaper& reaper() { return reaper_; }
   Executor& executor() { return executor_; }
@@ -148,6 +151,7 @@ class Worker : public transport::Handler {
   Progress progress_;
   Waits waits_;
   Transfers transfers_;
+  GpuDirect gpu_direct_;
   HostFunctions host_functions_;
 
   static constexpr uint64_t kPullCookies = 1ull << 63;

@@ -195,6 +195,18 @@ TEST_CASE("a wrong configuration is refused with its line", "[server][options]")
   CHECK_THROWS_WITH(Parsed({"--no-such-flag"}), Catch::Contains("--help"));
 }
 
+TEST_CASE("GPUDirect is on, off or automatic, and on asks for RDMA", "[server][options]") {
+  Folder folder;
+  CHECK(Parsed({}).transport.gpu_direct == GpuDirectMode::kAuto);
+  const std::string on = folder.Write("on.toml", "[transport]\ngpudirect = \"on\"\n");
+  CHECK(Parsed({"--config", on}).transport.gpu_direct == GpuDirectMode::kOn);
+  CHECK_THROWS_WITH(Parsed({"--config", on, "--transport", "tcp"}), Catch::Contains("(on)"));
+  const std::string off = folder.Write("off.toml", "[transport]\ngpudirect = \"off\"\n");
+  CHECK(Parsed({"--config", off}).transport.gpu_direct == GpuDirectMode::kOff);
+  const std::string other = folder.Write("o.toml", "[transport]\ngpudirect = \"yes\"\n");
+  CHECK_THROWS_WITH(Parsed({"--config", other}), Catch::Contains("(yes)"));
+}
+
 TEST_CASE("an open address without a key is refused", "[server][daemon]") {
   Folder folder;
   const std::string out = folder.File("err");

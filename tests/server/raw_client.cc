@@ -41,8 +41,20 @@ const Driver& RawClient::Sim() {
 
 RawClient::RawClient(WorkerOptions options) {
   auto [mine, theirs] = transport::inproc::MakePair();
+  Start(options, Sim(), std::move(mine), std::move(theirs));
+}
+
+RawClient::RawClient(const WorkerOptions& options, const Driver& driver,
+                     std::unique_ptr<transport::Connection> mine,
+                     std::unique_ptr<transport::Connection> theirs) {
+  Start(options, driver, std::move(mine), std::move(theirs));
+}
+
+void RawClient::Start(const WorkerOptions& options, const Driver& driver,
+                      std::unique_ptr<transport::Connection> mine,
+                      std::unique_ptr<transport::Connection> theirs) {
   connection_ = std::move(mine);
-  worker_ = std::make_unique<Worker>(options, Sim(), std::move(theirs));
+  worker_ = std::make_unique<Worker>(options, driver, std::move(theirs));
   thread_ = std::thread([this] { worker_->Run(); });
 }
 

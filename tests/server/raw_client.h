@@ -36,11 +36,16 @@ struct Reply {
 class RawClient : public transport::Handler {
  public:
   explicit RawClient(WorkerOptions options = {});
+  // The same over a connected pair, with a driver of one's own making.
+  RawClient(const WorkerOptions& options, const Driver& driver,
+            std::unique_ptr<transport::Connection> mine,
+            std::unique_ptr<transport::Connection> theirs);
   ~RawClient() override;
 
   // The simulated GPU's driver, loaded and initialised once; the test may call it directly.
   static const Driver& Sim();
   transport::Connection& connection() { return *connection_; }
+  Worker& worker() { return *worker_; }
 
   // Sends a call in the primary context of device 0. Returns its sequence.
   uint64_t Send(uint32_t function, std::span<const std::byte> body, bool wants_reply,
@@ -105,6 +110,10 @@ class RawClient : public transport::Handler {
   void OnBulkDone(uint64_t, transport::BulkStatus, uint64_t) override {}
 
  private:
+  void Start(const WorkerOptions& options, const Driver& driver,
+             std::unique_ptr<transport::Connection> mine,
+             std::unique_ptr<transport::Connection> theirs);
+
   std::unique_ptr<transport::Connection> connection_;
   std::unique_ptr<Worker> worker_;
   std::thread thread_;

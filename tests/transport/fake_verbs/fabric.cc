@@ -293,6 +293,7 @@ void Fabric::LoseNotifications(int n) {
 void Fabric::SetOptions(const FabricOptions& options) {
   std::lock_guard lock(state_->mutex);
   state_->options = options;
+  for (auto& [number, qp] : state_->qps) state_->Wake(*qp);
 }
 
 void Fabric::RaiseAsync(const std::string& address, ibv_event_type type) {
