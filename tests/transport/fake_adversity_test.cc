@@ -133,6 +133,7 @@ TEST_CASE("receive and completion queues overflow too", "[fake][queues]") {
   REQUIRE(Readable(bench.near.id->verbs->async_fd, 2000));
   REQUIRE(bench.a->GetAsyncEvent(bench.near.id->verbs, &event) == 0);
   CHECK(event.event_type == IBV_EVENT_CQ_ERR);
+  bench.a->AckAsyncEvent(&event);
   ibv_wc wc{};
   CHECK(bench.a->PollCq(bench.near.send_cq, 1, &wc) == -1);
   CHECK(Mentions(bench.fabric.TakeViolations(), "completion queue overflows"));
@@ -462,6 +463,7 @@ TEST_CASE("a port that fails is told to its owner only", "[fake][links]") {
   bench.fabric.SetPort(kNear, true);
   REQUIRE(bench.a->GetAsyncEvent(bench.near.id->verbs, &event) == 0);
   CHECK(event.event_type == IBV_EVENT_PORT_ACTIVE);
+  bench.a->AckAsyncEvent(&event);
   bench.End();
 }
 

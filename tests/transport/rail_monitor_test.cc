@@ -81,5 +81,24 @@ TEST_CASE("an attempt that fails during a cool-down does not shorten it", "[rdma
   CHECK(Pause(monitor, now + kMs) == 1999);
 }
 
+TEST_CASE("hope shortens a pause but no cool-down", "[rdma][rail]") {
+  RailMonitor monitor;
+  int64_t now = 1'000'000 * kMs;
+  for (int i = 0; i < 6; ++i) monitor.Failed(now);
+  CHECK(Pause(monitor, now) == 3200);
+  monitor.Hope(now);
+  CHECK(Pause(monitor, now) == 100);
+  monitor.Failed(now + 100 * kMs);
+  CHECK(Pause(monitor, now + 100 * kMs) == 100);
+  now += 60'000 * kMs;
+  for (int i = 0; i < 3; ++i) {
+    monitor.Succeeded(now);
+    monitor.Failed(now);
+  }
+  CHECK(Pause(monitor, now) == 2000);
+  monitor.Hope(now);
+  CHECK(Pause(monitor, now) == 2000);
+}
+
 }  // namespace
 }  // namespace penstock::transport::rdma

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <new>
+#include <thread>
 
 #include "tests/transport/rdma_pair.h"
 
@@ -290,4 +291,76 @@ TEST_CASE("a Put does not wait for a peer that says nothing longer than packets 
   CHECK(Same(field.here, field.there));
   field.Reset();
   CheckClean(pair);
+}
+
+TEST_CASE("what a device says of itself ends its rail at once", "[rdma][bulk][failover]") {
+  const auto check = [](const char* what, const std::function<void(rdma::fake::Fabric&)>& trouble) {
+    INFO(what);
+    RdmaPairOptions options;
+    options.rails = 2;
+    options.rdma.bulk_chunk = 64 << 10;
+    options.rdma.timeout = 21;  // unanswered requests would fail after 6 s
+    RdmaPair pair = MakeRdmaPair(options);
+    usleep(50'000);  // until the server has heard that both rails are connected
+    Field field(pair);
+    pair.fabric->SetLink(ServerAddress(1), ClientAddress(1), false);
+    REQUIRE(pair.near->Put(*field.local, 0, field.remote->key(), 0, 1 << 20, 1) == Outcome::kOk);
+    usleep(20'000);
+    const int64_t start = NowNanoseconds();
+    // Behind events that say nothing.
+    for (int i = 0; i < 100; ++i) {
+      pair.fabric->RaiseAsync(ServerAddress(1), IBV_EVENT_COMM_EST);
+    }
+    trouble(*pair.fabric);
+    Collector near;
+    Await(pair, near, 1);
+    CHECK((NowNanoseconds() - start) / 1'000'000 < 2'000);
+    CHECK(near.done[0].status == BulkStatus::kOk);
+    Settle(*pair.near, *pair.far);
+    CHECK(Same(field.here, field.there));
+    field.Reset();
+    CheckClean(pair);
+  };
+  using rdma::fake::Fabric;
+  check("port", [](Fabric& fabric) { fabric.SetPort(ServerAddress(1), false); });
+  check("device",
+        [](Fabric& fabric) { fabric.RaiseAsync(ServerAddress(1), IBV_EVENT_DEVICE_FATAL); });
+  check("queue pair",
+        [](Fabric& fabric) { fabric.RaiseAsync(ServerAddress(1), IBV_EVENT_QP_FATAL); });
+}
+
+TEST_CASE("a device's word reaches every connection that uses it", "[rdma][failover]") {
+  rdma::fake::Fabric fabric;
+  auto server = fabric.AddHost({{"server0", ServerAddress(0)}});
+  auto client = fabric.AddHost({{"client0", ClientAddress(0)}});
+  rdma::RdmaOptions options;
+  options.timeout = 21;
+  std::unique_ptr<Connection> near[2], far[2];
+  for (int i = 0; i < 2; ++i) {
+    auto listener = rdma::Listener::Open(server, options, {ServerAddress(0)});
+    REQUIRE(listener);
+    Result<std::unique_ptr<Connection>> dialled = Fail(Code::kInternal, "");
+    std::thread dialler([&, offer = (*listener)->offer()] {
+      dialled = rdma::Dial(client, options, offer, {}, UniqueFd(), Deadline::After(10'000));
+    });
+    auto accepted = (*listener)->Accept({}, UniqueFd(), Deadline::After(10'000));
+    dialler.join();
+    REQUIRE((accepted && dialled));
+    near[i] = std::move(*accepted);
+    far[i] = std::move(*dialled);
+  }
+  usleep(50'000);
+  const size_t made_before = std::ranges::count(fabric.calls(*client), rdma::fake::Call::kCreateQp);
+  fabric.RaiseAsync(ClientAddress(0), IBV_EVENT_DEVICE_FATAL);
+  // Control and rail of both are made anew.
+  const Deadline deadline = Deadline::After(5'000);
+  const auto made = [&] {
+    return std::ranges::count(fabric.calls(*client), rdma::fake::Call::kCreateQp) - made_before;
+  };
+  while (made() < 4 && !deadline.expired()) usleep(10'000);
+  CHECK(made() >= 4);
+  for (int i = 0; i < 2; ++i) Settle(*near[i], *far[i]);
+  for (auto* end : {&near[0], &near[1], &far[0], &far[1]}) end->reset();
+  for (const std::string& violation : fabric.violations()) FAIL_CHECK(violation);
+  for (const std::string& object : fabric.objects()) FAIL_CHECK("Leaked: " << object);
 }

@@ -122,6 +122,31 @@ void BulkEngine::Drop(uint32_t rail, uint16_t generation, const std::string& rea
   }
 }
 
+void BulkEngine::OnDeviceEvent(const DeviceEvent& event) {
+  std::array<uint16_t, kMaxRails> ended{};
+  {
+    std::lock_guard lock(state_->mutex);
+    for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+      const BulkRail& state = state_->rails[rail];
+      if (state.successor != nullptr) {
+        if (event.Ends(*state.successor)) ended[rail] = state.successor_generation;
+      } else if (state.queue_pair != nullptr && event.Ends(*state.queue_pair)) {
+        ended[rail] = state.generation;
+      }
+    }
+  }
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    if (ended[rail] != 0) Drop(rail, ended[rail], EventName(event.type));
+  }
+}
+
+bool BulkEngine::LivesWithout(const DeviceEvent& event) const {
+  std::lock_guard lock(state_->mutex);
+  return std::any_of(state_->rails.begin(), state_->rails.end(), [&event](const BulkRail& state) {
+    return state.state == BulkRail::State::kLive && !event.Ends(*state.queue_pair);
+  });
+}
+
 std::array<uint16_t, kMaxRails> BulkEngine::live() const {
   std::array<uint16_t, kMaxRails> live;
   for (uint32_t rail = 0; rail < kMaxRails; ++rail) {

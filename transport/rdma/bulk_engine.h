@@ -38,6 +38,7 @@
 #include <string>
 
 #include "transport/completion_queue.h"
+#include "transport/rdma/device_events.h"
 #include "transport/rdma/domain.h"
 #include "transport/rdma/queue_pair.h"
 #include "transport/rdma/rdma.h"
@@ -65,6 +66,9 @@ class BulkEngine {
   // The rail is known to be dead (DISCONNECTED, device gone, port down, the peer says so). Ignored
   // unless the generation is the present one.
   void Drop(uint32_t rail, uint16_t generation, const std::string& reason);
+  // A device says that queue pairs are no good any more. And whether there is a live one besides.
+  void OnDeviceEvent(const DeviceEvent& event);
+  bool LivesWithout(const DeviceEvent& event) const;
   // Generations in use; 0 for a rail that is down, or kRailRefused.
   std::array<uint16_t, kMaxRails> live() const;
   // The newest generations that let nothing in any more.

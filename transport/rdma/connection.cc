@@ -63,6 +63,7 @@ Status RdmaConnection::Prepare() {
       });
   control_ = std::make_unique<ControlChannel>(domain_, *bulk_, options_, receiver_, keeper_,
                                               receiver_epoll_.get(), keeper_epoll_.get());
+  device_events_ = std::make_unique<DeviceEvents>(*verbs_, keeper_, keeper_epoll_.get());
   RETURN_IF_ERROR(control_->Start());
   WatchReadable(receiver_epoll_.get(), receiver_.fd());
   WatchReadable(keeper_epoll_.get(), keeper_.fd());
@@ -83,7 +84,7 @@ void RdmaConnection::AbandonAfterFork() {
   control_->AbandonAfterFork();
   close(bulk_->event_fd());
   close(cm_->fd());
-  for (const ibv_context* context : watched_) {
+  for (const ibv_context* context : device_events_->watched()) {
     close(context->cmd_fd);
     close(context->async_fd);
   }
@@ -299,16 +300,17 @@ Counters RdmaConnection::counters() const {
 // --- the keeper ---
 
 void RdmaConnection::Keep() {
-  int64_t kept_alive = NowNanoseconds();
+  int64_t kept_alive = NowNanoseconds(), looked = kept_alive;
   std::array<uint32_t, kMaxRails> told{};
   while (!stop_.load()) {
     Deadline next = Earlier(Deadline::After(kLongestSleepMs), bulk_->next_tick());
     next = Earlier(next, control_->next_pump());
     if (!bulk_->Arm()) next = Deadline::After(0);
     epoll_event events[16];
-    const bool quiet = SleepOn(keeper_epoll_.get(), events, 16, next) == 0;
+    SleepOn(keeper_epoll_.get(), events, 16, next);
     keeper_.Clear();
     HandleCm();
+    HandleDeviceEvents();
     CheckLifeline();
     control_->OnSendEvent();
     control_->Pump();
@@ -327,8 +329,11 @@ void RdmaConnection::Keep() {
       kept_alive = now;
       control_->Keepalive();
     }
-    // A peer that waits for a rail says so in a packet, which nobody may be looking for.
-    if (quiet && control_->Receive() && control_->waiting()) receiver_.Signal();
+    // A peer says in packets what becomes of its rails, and nobody else may be looking for them.
+    if (now - looked >= kLongestSleepMs * kMillisecond) {
+      looked = now;
+      if (control_->Receive() && control_->waiting()) receiver_.Signal();
+    }
     CheckLinks();
     if (closed() && !bulk_closed_.load()) {
       control_->Receive();  // what arrived before the end is still delivered
@@ -340,12 +345,6 @@ void RdmaConnection::Keep() {
       if (lifeline_.valid()) shutdown(lifeline_.get(), SHUT_RDWR);
     }
   }
-}
-
-void RdmaConnection::WatchDevice(Domain::Device& device) {
-  std::lock_guard lock(devices_mutex_);
-  if (std::find(watched_.begin(), watched_.end(), device.context) != watched_.end()) return;
-  watched_.push_back(device.context);
 }
 
 void RdmaConnection::CheckLifeline() {
@@ -417,6 +416,20 @@ void RdmaConnection::CheckLinks() {
     mend = mend || live[rail] == 0;
   }
   if (mend) {
+    std::lock_guard lock(mender_mutex_);
+    mend_now_ = true;
+    mender_wake_.notify_all();
+  }
+}
+
+void RdmaConnection::HandleDeviceEvents() {
+  for (const DeviceEvent& event : device_events_->Take()) {
+    // Where there is no other way, the device's own repetitions may outlast a short outage.
+    if (event.type == IBV_EVENT_PORT_ERR && !bulk_->LivesWithout(event)) continue;
+    bulk_->OnDeviceEvent(event);
+    control_->OnDeviceEvent(event);
+    if (!client_ || !event.GivesHope()) continue;
+    hopeful_.store(true);
     std::lock_guard lock(mender_mutex_);
     mend_now_ = true;
     mender_wake_.notify_all();

@@ -25,6 +25,7 @@
 #include "transport/rdma/bulk_engine.h"
 #include "transport/rdma/cm.h"
 #include "transport/rdma/control_channel.h"
+#include "transport/rdma/device_events.h"
 #include "transport/rdma/domain.h"
 #include "transport/rdma/rail_monitor.h"
 #include "transport/rdma/rdma.h"
@@ -112,7 +113,7 @@ class RdmaConnection : public Connection {
   void CheckLifeline();
   void CheckLinks();
   void Fail(const std::string& reason, LogLevel level);
-  void WatchDevice(Domain::Device& device);
+  void HandleDeviceEvents();
 
   void Drain(int milliseconds);
   void SayGoodbye(int drain_ms);
@@ -134,12 +135,9 @@ class RdmaConnection : public Connection {
   std::shared_ptr<Domain> domain_;
   std::unique_ptr<BulkEngine> bulk_;
   std::unique_ptr<ControlChannel> control_;
+  std::unique_ptr<DeviceEvents> device_events_;
   std::vector<rdma_cm_id*> listening_;
   Offer offer_;  // the client's: received; the server's: made
-  std::mutex devices_mutex_;
-  // Whose descriptors a forked child closes. Their asynchronous events are not read: rdma_cm opens
-  // a device once per process, so they belong to all its connections; completions tell the rest.
-  std::vector<ibv_context*> watched_;  // under devices_mutex_
 
   std::mutex links_mutex_;
   uint64_t control_tag_ = 0;         // under links_mutex_
@@ -154,6 +152,7 @@ class RdmaConnection : public Connection {
   std::array<bool, kMaxRails> believed_up_{};    // the mender's
   std::array<RailMonitor, kMaxRails> monitors_;  // the mender's
   std::atomic<int64_t> lost_since_ns_{0};        // without a control queue pair; 0: there is one
+  std::atomic<bool> hopeful_{false};  // rails that could not be connected may be worth a try
   std::atomic<bool> announce_{false}, lifeline_over_{false};
 
   std::atomic<bool> closed_{false}, leaving_{false}, stop_{false}, bulk_closed_{false},

@@ -244,6 +244,12 @@ void ControlChannel::ReportDown(const std::string& reason) {
   FailLink(reason + ".");
 }
 
+void ControlChannel::OnDeviceEvent(const DeviceEvent& event) {
+  std::lock_guard lock(send_mutex_);
+  if (queue_pair_ == nullptr || !event.Ends(*queue_pair_)) return;
+  FailLink(std::string("Its device says: ") + EventName(event.type) + ".");
+}
+
 // --- sending ---
 
 Outcome ControlChannel::Reserve(uint32_t bytes, std::byte** slot) {

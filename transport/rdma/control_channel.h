@@ -58,6 +58,7 @@ class ControlChannel {
   void Remove();
   // The connection manager says that the queue pair is gone.
   void ReportDown(const std::string& reason);
+  void OnDeviceEvent(const DeviceEvent& event);
   bool up() const { return up_.load(std::memory_order_acquire); }
   bool installed() const;
   std::string down_reason() const;

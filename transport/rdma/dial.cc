@@ -130,7 +130,7 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
   }
   auto device = domain_->Use(id->verbs);
   if (!device) return give_up(device.error());
-  WatchDevice(**device);
+  device_events_->Watch((*device)->context);
   if (role == QueuePairRole::kBulk) domain_->AssignRail(rail, *device);
   auto shape =
       role == QueuePairRole::kControl ? control_->ShapeFor(**device) : bulk_->ShapeFor(**device);
@@ -267,6 +267,9 @@ void RdmaConnection::Mend() {
     }
     if (stop_.load() || closed()) return;
     const int64_t now = NowNanoseconds();
+    if (hopeful_.exchange(false)) {
+      for (RailMonitor& monitor : monitors_) monitor.Hope(now);
+    }
     const auto live = bulk_->live();
     if (lost_since_ns_.load() != 0) {
       // Live rails first.

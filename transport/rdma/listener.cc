@@ -99,7 +99,7 @@ Status RdmaConnection::AcceptQueuePair(rdma_cm_id* id, const ConnectRequest& req
   }
   auto device = domain_->Use(id->verbs);
   if (!device) return refuse(device.error());
-  WatchDevice(**device);
+  device_events_->Watch((*device)->context);
   if (!control) domain_->AssignRail(request.rail, *device);
   auto shape = control ? control_->ShapeFor(**device) : bulk_->ShapeFor(**device);
   if (!shape) return refuse(shape.error());

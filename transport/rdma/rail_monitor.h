@@ -52,6 +52,13 @@ class RailMonitor {
     retry_ = 0;
   }
 
+  // Something has changed for the better: pauses between attempts begin anew, cool-downs stay.
+  void Hope(int64_t now) {
+    if (up_ || retry_ == 0) return;
+    retry_ = 0;
+    next_ = std::min(next_, now + kFirstRetry);
+  }
+
   // When to connect; never while the rail is up. A rail that was never tried is due at once.
   Deadline NextAttempt(int64_t) const {
     return up_ ? Deadline::Never() : Deadline::AtNanoseconds(next_);

@@ -299,7 +299,11 @@ void Fabric::SetOptions(const FabricOptions& options) {
 void Fabric::RaiseAsync(const std::string& address, ibv_event_type type) {
   std::lock_guard lock(state_->mutex);
   FakeDevice* device = state_->FindDevice(address);
-  if (device != nullptr) state_->Async(*device, type);
+  if (device == nullptr) return;
+  if (type != IBV_EVENT_QP_FATAL) return state_->Async(*device, type);
+  for (auto& [number, qp] : state_->qps) {
+    if (qp->device == device) state_->Async(*device, type, qp);
+  }
 }
 
 std::vector<std::string> Fabric::violations() {
@@ -328,6 +332,9 @@ std::vector<std::string> Fabric::objects() {
   size_t ids = 0;
   for (auto& [number, id] : state_->ids) ids += !(id->phase == IdPhase::kRequested && id->zombie);
   add("ids", ids);
+  int events = 0;
+  for (const Host* host : state_->hosts) events += host->async_unacknowledged_;
+  add("unacknowledged asynchronous events", static_cast<size_t>(events));
   return lines;
 }
 

@@ -161,7 +161,7 @@ class Fabric {
   void LoseNotifications(int n);
   // Sets the adversity of what happens from now on.
   void SetOptions(const FabricOptions& options);
-  // An asynchronous event out of nowhere.
+  // An asynchronous event out of nowhere; IBV_EVENT_QP_FATAL for each queue pair of the device.
   void RaiseAsync(const std::string& address, ibv_event_type type);
 
   std::vector<std::string> violations();

@@ -210,6 +210,7 @@ int Host::GetAsyncEvent(ibv_context* context, ibv_async_event* event) {
       std::lock_guard lock(state_->mutex);
       if (!fake.async.empty()) {
         *event = fake.async.Pop();
+        ++async_unacknowledged_;
         return 0;
       }
     }
@@ -217,6 +218,9 @@ int Host::GetAsyncEvent(ibv_context* context, ibv_async_event* event) {
   }
 }
 
-void Host::AckAsyncEvent(ibv_async_event*) {}
+void Host::AckAsyncEvent(ibv_async_event*) {
+  std::lock_guard lock(state_->mutex);
+  if (--async_unacknowledged_ < 0) state_->Violate("An asynchronous event is acknowledged twice.");
+}
 
 }  // namespace penstock::transport::rdma::fake

@@ -76,6 +76,7 @@ class Host final : public Verbs {
   const int number_;
   std::list<std::unique_ptr<FakeDevice>> devices_;
   bool dead_ = false;
+  int async_unacknowledged_ = 0;
   std::vector<Call> calls_;
   struct CallFault {
     bool any;
