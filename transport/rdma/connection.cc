@@ -455,6 +455,12 @@ void RdmaConnection::HandleCm() {
       }
       continue;
     }
+    if (event->type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
+      // The kernel keeps the device until its last id is gone, and that one may be listening.
+      std::erase_if(listening_, [&](rdma_cm_id* id) {
+        return reinterpret_cast<uintptr_t>(id->context) == event->tag && verbs_->DestroyId(id) == 0;
+      });
+    }
     const bool lost =
         event->type == RDMA_CM_EVENT_DISCONNECTED || event->type == RDMA_CM_EVENT_DEVICE_REMOVAL;
     if (!lost) continue;
