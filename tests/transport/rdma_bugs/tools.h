@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "common/unique_fd.h"
 #include "tests/transport/rdma_bugs/tap.h"
 #include "tests/transport/rdma_pair.h"
+#include "transport/rdma/wire.h"
 
 namespace penstock::transport {
 
@@ -60,13 +62,29 @@ struct Area {
   std::unique_ptr<MemoryRegion> local, remote;
 };
 
-// Moves eight bytes and exchanges frames: afterwards a rail is up at both ends, what there was to
-// say about it has been said, and nothing is under way.
+// The same key with one rail alone; nothing if it has none there.
+inline std::optional<MemoryKey> OnlyRail(const MemoryKey& key, uint32_t rail) {
+  rdma::RdmaKeyBlob blob;
+  std::memcpy(&blob, key.blob.data(), sizeof blob);
+  if ((blob.rails & 1u << rail) == 0) return std::nullopt;
+  blob.rails = static_cast<uint8_t>(1u << rail);
+  MemoryKey only = key;
+  std::memcpy(only.blob.data(), &blob, sizeof blob);
+  return only;
+}
+
+// Moves eight bytes by each rail and exchanges frames: afterwards all rails are up at both ends,
+// what there was to say about them has been said, and nothing is under way.
 inline void AwaitRails(RdmaPair& pair) {
   Area area(*pair.near, *pair.far, 64);
-  REQUIRE(pair.near->Put(*area.local, 0, area.remote->key(), 0, 8, 0) == Outcome::kOk);
   Collector near;
-  ReceiveUntil(*pair.near, near, [&] { return near.done.size() == 1; });
+  uint64_t moves = 0;
+  for (uint32_t rail = 0; rail < rdma::kMaxRails; ++rail) {
+    const auto key = OnlyRail(area.remote->key(), rail);
+    if (!key) continue;
+    REQUIRE(pair.near->Put(*area.local, 0, *key, 0, 8, ++moves) == Outcome::kOk);
+  }
+  ReceiveUntil(*pair.near, near, [&] { return near.done.size() == moves; });
   Settle(*pair.near, *pair.far);
   Settle(*pair.far, *pair.near);
   REQUIRE(pair.fabric->AwaitQuiet());
