@@ -379,6 +379,60 @@ TEST_CASE("a device that stops working in the middle loses nothing", "[server][g
   CHECK(bench.direct() == direct);
 }
 
+TEST_CASE("pageable memory goes between bounce slots and the device", "[server][gpudirect]") {
+  const bool breaks = GENERATE(false, true);
+  Bench bench(DeviceMemory::kWorks);
+  RawClient& client = *bench.client;
+  constexpr uint64_t kBytes = (6 << 20) + 33;
+  const uint64_t memory = client.Allocate(kBytes + 100);
+  const Handle stream = client.NewStream();
+  Memory slots(client, std::vector<std::byte>(size_t{kBounceSlots} * kBounceSlotBytes));
+  const auto source = Noise(kBytes, 21);
+  std::vector<std::byte> target(kBytes);
+  // The client's part: fills or empties slots until the call is over. The device may break down
+  // after the third piece.
+  const auto serve = [&](uint64_t call, bool fills) {
+    int pieces = 0;
+    for (const Deadline limit = Deadline::After(20'000); !limit.expired();) {
+      client.Receive(5);
+      for (const auto& [named, piece] : client.TakePieces()) {
+        REQUIRE(named == call);
+        REQUIRE(piece.offset + piece.bytes <= kBytes);
+        if (breaks && ++pieces == 3) bench.Become(DeviceMemory::kFaults);
+        std::byte* slot = slots.bytes.data() + size_t{piece.slot} * kBounceSlotBytes;
+        if (fills) {
+          memcpy(slot, source.data() + piece.offset, piece.bytes);
+        } else {
+          memcpy(target.data() + piece.offset, slot, piece.bytes);
+        }
+        client.Send(static_cast<uint32_t>(Operation::kBounceDone),
+                    BounceDoneCommand{call, piece.slot, 0}, false);
+      }
+      if (const Reply reply = client.WaitFor(call, 0); reply.came) {
+        return reply.result == CUDA_SUCCESS;
+      }
+    }
+    return false;
+  };
+  const bool upload = GENERATE(true, false);
+  if (!upload) memcpy(reinterpret_cast<void*>(memory + 50), source.data(), kBytes);
+  if (upload) {
+    UploadCommand command = Up(slots, memory + 50, kBytes, stream);
+    command.place = HostPlace::kBounced;
+    REQUIRE(serve(Send(client, command), true));
+    CHECK(Same(Look(memory + 50, kBytes), source));
+    CHECK(transport::AllAre(Look(memory, 50), std::byte{0}));
+    CHECK(transport::AllAre(Look(memory + 50 + kBytes, 50), std::byte{0}));
+  } else {
+    DownloadCommand command = Down(slots, memory + 50, kBytes, stream);
+    command.place = HostPlace::kBounced;
+    REQUIRE(serve(Send(client, command), false));
+    CHECK(Same(target, source));
+  }
+  CHECK(bench.direct() > 0);
+  CHECK(bench.staged() == (breaks ? kBytes : 0));
+}
+
 TEST_CASE("an allocation that cannot be registered is staged, others are not",
           "[server][gpudirect]") {
   CapturedLog log;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 
 #include "common/unique_fd.h"
 #include "tests/transport/rdma_pair.h"
@@ -155,6 +156,31 @@ TEST_CASE("a loopback moves bytes through each NIC to device memory and back", "
     }
   }
   CheckClean(pair);
+}
+
+// Host memory will do to see that the loopback itself works; with PENSTOCK_TEST_RDMA on real
+// devices.
+TEST_CASE("a loopback goes through the devices of this machine", "[rdma][device][loopback]") {
+  Pair pair = getenv("PENSTOCK_TEST_RDMA") != nullptr ? Backends().front().make({})
+                                                      : MakeRdmaConformancePair({}, 2);
+  std::vector<std::byte> memory(1 << 20);
+  auto region = pair.near->Register(memory.data(), memory.size(), Access::kPeerReadsAndWrites);
+  REQUIRE(region);
+  auto loopbacks = pair.near->OpenLoopbacks(Deadline::After(10'000));
+  if (!loopbacks) FAIL(loopbacks.error().message);
+  REQUIRE_FALSE(loopbacks->empty());
+  for (const auto& loopback : *loopbacks) {
+    const auto there = Noise(Loopback::kMostBytes, 3);
+    const auto written = loopback->Write(**region, 4099, there, Deadline::After(5000));
+    if (!written) FAIL(written.error().message);
+    CHECK(Same({memory.begin() + 4099, memory.begin() + 4099 + there.size()}, there));
+    const auto back = Noise(memory.size(), 4);
+    std::copy(back.begin(), back.end(), memory.begin());
+    std::vector<std::byte> got(Loopback::kMostBytes);
+    const auto read = loopback->Read(**region, 77, got, Deadline::After(5000));
+    if (!read) FAIL(read.error().message);
+    CHECK(Same(got, {back.begin() + 77, back.begin() + 77 + got.size()}));
+  }
 }
 
 TEST_CASE("a loopback tells a NIC that does not reach the memory", "[rdma][device]") {
