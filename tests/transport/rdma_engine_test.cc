@@ -364,3 +364,27 @@ TEST_CASE("a device's word reaches every connection that uses it", "[rdma][failo
   for (const std::string& violation : fabric.violations()) FAIL_CHECK(violation);
   for (const std::string& object : fabric.objects()) FAIL_CHECK("Leaked: " << object);
 }
+
+TEST_CASE("memory that was registered while a rail was down moves by it later",
+          "[rdma][bulk][failover]") {
+  RdmaPairOptions options;
+  options.rails = 2;
+  options.rdma.timeout = 12;
+  // The control queue pair finds a route, and rail 0; rail 1 not at first.
+  options.prepare = [](RdmaPair& pair) {
+    pair.fabric->FailCall(*pair.client, rdma::fake::Call::kResolveAddr, 3, EHOSTUNREACH);
+  };
+  RdmaPair pair = MakeRdmaPair(options);
+  Field field(pair);
+  const MemoryKey early = field.remote->key();
+  usleep(500'000);  // until rail 1 is there
+  pair.fabric->SetLink(ServerAddress(0), ClientAddress(0), false);
+  REQUIRE(pair.near->Put(*field.local, 0, early, 0, 1 << 20, 1) == Outcome::kOk);
+  Collector near;
+  Await(pair, near, 1);
+  CHECK(near.done[0].status == BulkStatus::kOk);
+  Settle(*pair.near, *pair.far);
+  CHECK(Same(field.here, field.there));
+  field.Reset();
+  CheckClean(pair);
+}

@@ -45,6 +45,7 @@ RdmaPair MakeRdmaPair(const RdmaPairOptions& options) {
   }
   pair.server = pair.fabric->AddHost(server_devices);
   pair.client = pair.fabric->AddHost(client_devices);
+  if (options.prepare) options.prepare(pair);
   std::shared_ptr<rdma::Verbs> server_verbs = pair.server, client_verbs = pair.client;
   if (options.server_verbs) server_verbs = options.server_verbs(server_verbs);
   if (options.client_verbs) client_verbs = options.client_verbs(client_verbs);

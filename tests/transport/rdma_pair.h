@@ -14,10 +14,13 @@
 
 namespace penstock::transport {
 
+struct RdmaPair;
+
 struct RdmaPairOptions {
   rdma::RdmaOptions rdma;
   rdma::fake::FabricOptions fabric;
   uint32_t rails = 1;
+  std::function<void(RdmaPair&)> prepare;  // when there are hosts, but no connection
   uint32_t client_reads = 0;  // that the client's devices answer at a time; 0: as the fabric's
   uint32_t server_mtu = 4096, client_mtu = 4096;
   // Each end's own table of verbs around its host's, for tests that look at calls or change them.

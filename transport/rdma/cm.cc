@@ -3,10 +3,13 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "common/unique_fd.h"
 
 namespace penstock::transport::rdma {
 
@@ -166,6 +169,21 @@ std::string FormatAddress(const sockaddr* address) {
               sizeof text);
   }
   return text;
+}
+
+std::optional<sockaddr_storage> SourceFor(const sockaddr_storage& target) {
+  // Connecting a datagram socket sends nothing; it only looks up the route.
+  const UniqueFd probe(socket(target.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage source = {};
+  socklen_t size = sizeof source;
+  if (!probe.valid() ||
+      connect(probe.get(), reinterpret_cast<const sockaddr*>(&target), sizeof target) != 0 ||
+      getsockname(probe.get(), reinterpret_cast<sockaddr*>(&source), &size) != 0) {
+    return std::nullopt;
+  }
+  (source.ss_family == AF_INET ? reinterpret_cast<sockaddr_in*>(&source)->sin_port
+                               : reinterpret_cast<sockaddr_in6*>(&source)->sin6_port) = 0;
+  return source;
 }
 
 }  // namespace penstock::transport::rdma

@@ -80,5 +80,7 @@ class Dialling {
 // A numeric IPv4 or IPv6 address, with a port.
 Result<sockaddr_storage> ParseAddress(const std::string& text, uint16_t port);
 std::string FormatAddress(const sockaddr* address);
+// The address of this host from which the system would send to `target`.
+std::optional<sockaddr_storage> SourceFor(const sockaddr_storage& target);
 
 }  // namespace penstock::transport::rdma

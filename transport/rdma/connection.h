@@ -96,6 +96,7 @@ class RdmaConnection : public Connection {
                                   Deadline deadline);
   Result<CmEvent> Expect(uint64_t tag, rdma_cm_event_type wanted, const std::string& what,
                          Deadline deadline);
+  void FindDevice(uint32_t rail);
   Status DialControl(uint32_t rail, Deadline deadline);
   Status DialRail(uint32_t rail, Deadline deadline);
   void Mend();

@@ -167,6 +167,33 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
   return dialled;
 }
 
+// Memory is registered once, perhaps while this rail cannot be connected, and its keys are with the
+// server from then on. So the rail's device is found before it is dialled, by the address from
+// which it will be: that needs no working link. Where even this fails, keys made until the rail
+// connects do not name it, and such memory moves by the other rails.
+void RdmaConnection::FindDevice(uint32_t rail) {
+  auto local = ParseAddress(offer_.addresses[rail], offer_.port);
+  if (!local) return;
+  if (rail < options_.local_addresses.size() && !options_.local_addresses[rail].empty()) {
+    local = ParseAddress(options_.local_addresses[rail], 0);
+  } else if (const auto source = SourceFor(*local)) {
+    local = *source;
+  } else {
+    return;
+  }
+  uint64_t tag = 0;
+  auto id = cm_->MakeId(&tag);
+  if (!local || !id) return;
+  if (verbs_->BindAddr(*id, reinterpret_cast<sockaddr*>(&*local)) == 0 && (*id)->verbs != nullptr) {
+    if (auto device = domain_->Use((*id)->verbs)) {
+      device_events_->Watch((*device)->context);
+      domain_->AssignRail(rail, *device);
+    }
+  }
+  verbs_->DestroyId(*id);
+  cm_->Forget(tag);
+}
+
 Status RdmaConnection::DialControl(uint32_t rail, Deadline deadline) {
   uint16_t generation;
   {
@@ -223,6 +250,7 @@ Status RdmaConnection::ConnectTo(const Offer& offer, Deadline deadline) {
   }
   if (!control) return tl::unexpected<Error>(last);
   bool any = false;
+  for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) FindDevice(rail);
   for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
     Status dialled = DialRail(rail, deadline);
     if (dialled) {
