@@ -47,6 +47,12 @@ CUresult FlushFabric(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWrite
   return CUDA_SUCCESS;
 }
 
+CUresult FlushFabricOnce(CUflushGPUDirectRDMAWritesTarget target,
+                         CUflushGPUDirectRDMAWritesScope scope) {
+  if (flushes > 0) return CUDA_ERROR_UNKNOWN;
+  return FlushFabric(target, scope);
+}
+
 Driver Unordered() {
   Driver driver = RawClient::Sim();
   driver.cuDeviceGetAttribute = UnorderedAttribute;
@@ -347,6 +353,20 @@ TEST_CASE("what NICs write is flushed where the device asks for it", "[server][g
   CHECK(bench.direct() == 2 * ((5ull << 20) + 77));
   // One of the test and one of the upload, however many pieces it had.
   CHECK(flushes == 2);
+}
+
+TEST_CASE("an upload whose flush fails is done again through staging", "[server][gpudirect]") {
+  CapturedLog log;
+  Driver driver = Unordered();
+  driver.cuFlushGPUDirectRDMAWrites = FlushFabricOnce;  // for the test
+  flushes = 0;
+  Bench bench(DeviceMemory::kLate, GpuDirectMode::kAuto, driver);
+  CopyBothWays(*bench.client, 22);
+  constexpr uint64_t kMove = (5 << 20) + 77;
+  CHECK(flushes == 1);
+  CHECK(bench.direct() == kMove);
+  CHECK(bench.staged() == 2 * kMove);
+  CHECK(log.Count("cuFlushGPUDirectRDMAWrites fails with CUDA_ERROR_UNKNOWN") == 1);
 }
 
 TEST_CASE("a device that stops working in the middle loses nothing", "[server][gpudirect]") {

@@ -62,23 +62,25 @@ TEST_CASE("pageable copies of every size arrive, with the same calls on every pa
       0,         1,         kInline - 1,   kInline,       kInline + 1, kSlot - 1,     kSlot,
       kSlot + 1, (1 << 20), (1 << 20) + 1, (4 << 20) - 1, 4 << 20,     (4 << 20) + 1, 40 << 20};
   std::vector<CallCounts> expected;
-  for (const Carrier path : {Carrier::kPlain, Carrier::kDear, Carrier::kRdma}) {
+  for (const Carrier path : {Carrier::kPlain, Carrier::kDear, Carrier::kRdma, Carrier::kDirect}) {
     INFO(NameOf(path));
     g_failures = 0;
     Joined joined(path);
     std::vector<CallCounts> counts;
-    uint64_t bulk = 0;
+    uint64_t bulk = 0, direct = 0;
     joined.Run([&] {
       for (size_t i = 0; i < sizes.size(); ++i) {
         RoundTrip(sizes[i], static_cast<uint32_t>(i));
         counts.push_back(Joined::CountsOf(Function::kCuMemcpyHtoD));
         counts.push_back(Joined::CountsOf(Function::kCuMemcpyDtoH));
         if (sizes[i] > kInline) bulk += sizes[i];
+        if (sizes[i] >= server::kLeastDirectBytes) direct += 2 * sizes[i];
       }
     });
     CHECK(g_failures == 0);
     CHECK(joined.counters().bulk_sent == bulk);
     CHECK(joined.counters().bulk_received == bulk);
+    CHECK(joined.moved_directly() == (path == Carrier::kDirect ? direct : 0));
     if (path == Carrier::kPlain) {
       expected = counts;
       continue;
@@ -89,7 +91,7 @@ TEST_CASE("pageable copies of every size arrive, with the same calls on every pa
 }
 
 TEST_CASE("rows with gaps on either side arrive, and no gap is written", "[session][bounce]") {
-  const Carrier path = GENERATE(Carrier::kPlain, Carrier::kDear, Carrier::kRdma);
+  const Carrier path = GENERATE(Carrier::kPlain, Carrier::kDear, Carrier::kRdma, Carrier::kDirect);
   INFO(NameOf(path));
   struct Rows {
     size_t width, height, host_pitch;
@@ -147,7 +149,7 @@ TEST_CASE("rows with gaps on either side arrive, and no gap is written", "[sessi
 }
 
 TEST_CASE("pinned memory is copied by nobody", "[session][bounce]") {
-  const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma);
+  const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma, Carrier::kDirect);
   INFO(NameOf(path));
   g_failures = 0;
   Joined joined(path);
@@ -171,7 +173,7 @@ TEST_CASE("pinned memory is copied by nobody", "[session][bounce]") {
 }
 
 TEST_CASE("threads and streams copy at once, each its own bytes", "[session][bounce]") {
-  const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma);
+  const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma, Carrier::kDirect);
   INFO(NameOf(path));
   g_failures = 0;
   Joined joined(path);
@@ -203,7 +205,7 @@ TEST_CASE("threads and streams copy at once, each its own bytes", "[session][bou
 }
 
 TEST_CASE("a session that ends in the middle of copies fails them", "[session][bounce]") {
-  const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma);
+  const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma, Carrier::kDirect);
   INFO(NameOf(path));
   g_failures = 0;
   Joined joined(path);
@@ -238,7 +240,7 @@ TEST_CASE("a large image goes through the bounce slots", "[session][bounce]") {
       ".visible .global .align 4 .u32 marker = 77;\n.visible .entry first() { ret; }\n";
   ptx += "// " + std::string(kSlot * 3, 'x') + "\n.visible .entry last() { ret; }\n";
   std::vector<CallCounts> expected;
-  for (const Carrier path : {Carrier::kPlain, Carrier::kDear, Carrier::kRdma}) {
+  for (const Carrier path : {Carrier::kPlain, Carrier::kDear, Carrier::kRdma, Carrier::kDirect}) {
     INFO(NameOf(path));
     g_failures = 0;
     Joined joined(path);

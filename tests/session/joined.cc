@@ -1,6 +1,7 @@
 #include "tests/session/joined.h"
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 
 #include "interposer/core/statistics.h"
 #include "server/driver.h"
@@ -11,6 +12,7 @@ namespace {
 
 const server::Driver& Sim() {
   static const server::Driver driver = [] {
+    setenv("SIMGPU_GPUDIRECT", "all", 1);
     auto loaded = server::LoadDriver(PENSTOCK_SIMGPU);
     if (!loaded) throw std::runtime_error(loaded.error().message);
     if (loaded->cuInit(0) != CUDA_SUCCESS) throw std::runtime_error("cuInit fails.");
@@ -22,13 +24,27 @@ const server::Driver& Sim() {
 }  // namespace
 
 const char* NameOf(Carrier path) {
-  return path == Carrier::kPlain ? "plain" : path == Carrier::kDear ? "dear" : "rdma";
+  switch (path) {
+    case Carrier::kPlain:
+      return "plain";
+    case Carrier::kDear:
+      return "dear";
+    case Carrier::kRdma:
+      return "rdma";
+    case Carrier::kDirect:
+      return "direct";
+  }
+  return "?";
 }
 
 Joined::Joined(Carrier path) {
   std::unique_ptr<transport::Connection> near, far;
-  if (path == Carrier::kRdma) {
-    rdma_ = transport::MakeRdmaPair();
+  if (path == Carrier::kRdma || path == Carrier::kDirect) {
+    using transport::rdma::fake::DeviceMemory;
+    transport::RdmaPairOptions options;
+    options.fabric.device_memory =
+        path == Carrier::kDirect ? DeviceMemory::kWorks : DeviceMemory::kNone;
+    rdma_ = transport::MakeRdmaPair(options);
     near = std::move(rdma_.near);
     far = std::move(rdma_.far);
   } else {

@@ -15,9 +15,10 @@
 namespace penstock {
 
 enum class Carrier {
-  kPlain,  // inproc, where memory is registered for each copy
-  kDear,   // inproc that says registering is dear
-  kRdma,   // fake verbs
+  kPlain,   // inproc, where memory is registered for each copy
+  kDear,    // inproc that says registering is dear
+  kRdma,    // fake verbs
+  kDirect,  // the same, with NICs that reach the device's memory
 };
 const char* NameOf(Carrier path);
 
@@ -36,6 +37,8 @@ class Joined {
   interposer::SessionCounters& counters() { return client_->session().counters(); }
   // The server is gone from one moment to the next.
   void HangUp() { worker_->Stop(); }
+  // Bytes that went between NICs and the device without staging.
+  uint64_t moved_directly() { return worker_->gpu_direct().moved().direct; }
   static CallCounts CountsOf(Function function);
 
  private:
