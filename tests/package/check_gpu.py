@@ -17,7 +17,7 @@ def main(cpack, config, script):
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         subprocess.run([cpack, "--config", config, "-D", f"CPACK_OUTPUT_FILE_PREFIX={scratch}"],
-                       stdout=subprocess.DEVNULL, check=True)
+                       cwd=scratch, stdout=subprocess.DEVNULL, check=True)
         archive, = scratch.glob("*.tar.gz")
         good = check_gpu(script, archive)
         print(good.stdout)

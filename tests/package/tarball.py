@@ -23,8 +23,9 @@ OF_A_SAMPLE = {"libcuda.so.1", "libstdc++.so.6", "libgcc_s.so.1"}
 def main(cpack, config):
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
+        (scratch / "packed").mkdir()
         packed = subprocess.run([cpack, "--config", config, "-D",
-                                 f"CPACK_OUTPUT_FILE_PREFIX={scratch}/packed"],
+                                 f"CPACK_OUTPUT_FILE_PREFIX={scratch}/packed"], cwd=scratch / "packed",
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert packed.returncode == 0, packed.stdout
         archive, = (scratch / "packed").glob("*.tar.gz")
