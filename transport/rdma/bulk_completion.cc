@@ -16,11 +16,12 @@ bool IsRefusal(ibv_wc_status status) {
          status == IBV_WC_REM_OP_ERR;
 }
 
-// What this end asked for is wrong, or its own memory is not what it said.
+// What this end asked for is wrong, or its own memory is not what it said. A "queue pair operation
+// error" says neither: soft-RoCE reports it when the link is down.
 bool IsOwnFault(ibv_wc_status status) {
-  return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
-         status == IBV_WC_LOC_EEC_OP_ERR || status == IBV_WC_LOC_PROT_ERR ||
-         status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_MW_BIND_ERR;
+  return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_EEC_OP_ERR ||
+         status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_ACCESS_ERR ||
+         status == IBV_WC_MW_BIND_ERR;
 }
 
 }  // namespace
