@@ -148,8 +148,13 @@ class RdmaConnection : public Connection {
     uint16_t generation = 0;
     int64_t since_ns = 0;
   };
-  std::array<RailLink, kMaxRails> rails_{};      // under links_mutex_
-  std::vector<Pending> pending_;                 // the keeper's
+  std::array<RailLink, kMaxRails> rails_{};  // under links_mutex_
+  std::vector<Pending> pending_;             // the keeper's
+  // Of one attempt to dial, all steps. The packets that connect a queue pair are datagrams, which
+  // rdma_cm repeats after more than 4 s; beginning anew is quicker. An attempt that takes too long
+  // earns the next one twice the time.
+  static constexpr int64_t kFirstDialMs = 1'000, kLastDialMs = 4'000;
+  int64_t dial_ms_ = kFirstDialMs;               // who dials: ConnectTo, then the mender
   std::array<bool, kMaxRails> believed_up_{};    // the mender's
   std::array<RailMonitor, kMaxRails> monitors_;  // the mender's
   std::atomic<int64_t> lost_since_ns_{0};        // without a control queue pair; 0: there is one

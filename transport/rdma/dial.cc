@@ -9,7 +9,6 @@
 namespace penstock::transport::rdma {
 namespace {
 
-constexpr int64_t kDialMs = 3'000;  // one attempt, all steps
 constexpr int64_t kFirstPauseMs = 10, kLastPauseMs = 1'000;
 
 const char* RejectionText(Rejection rejection) {
@@ -89,7 +88,7 @@ Result<ConnectReply> RdmaConnection::FinishDial(rdma_cm_id* id, uint64_t tag,
 Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role, uint32_t rail,
                                                               uint16_t generation,
                                                               Deadline deadline) {
-  deadline = Earlier(deadline, Deadline::After(kDialMs));
+  deadline = Earlier(deadline, Deadline::After(dial_ms_));
   ASSIGN_OR_RETURN(sockaddr_storage target, ParseAddress(offer_.addresses[rail], offer_.port));
   sockaddr_storage local = {};
   const bool bound =
@@ -161,8 +160,10 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
     queue_pair->reset();
     cm_->Forget(tag);
     if (role == QueuePairRole::kControl) control_->TakeBackReceives();
+    if (finished.error().code == Code::kTimeout) dial_ms_ = std::min(2 * dial_ms_, kLastDialMs);
     return tl::unexpected<Error>(finished.error());
   }
+  dial_ms_ = kFirstDialMs;
   dialled.queue_pair = std::move(*queue_pair);
   return dialled;
 }
@@ -242,30 +243,35 @@ Status RdmaConnection::ConnectTo(const Offer& offer, Deadline deadline) {
   }
   // Rails first, so that the memory registered next has keys for all of them.
   Error last{Code::kUnavailable, "No rail was tried."};
+  const auto again = [&] { return last.code == Code::kTimeout && !deadline.expired(); };
   bool control = false;
-  for (uint32_t rail = 0; rail < offer_.addresses.size() && !control; ++rail) {
-    Status dialled = DialControl(rail, deadline);
-    control = dialled.has_value();
-    if (!control) last = dialled.error();
-  }
+  do {
+    for (uint32_t rail = 0; rail < offer_.addresses.size() && !control; ++rail) {
+      Status dialled = DialControl(rail, deadline);
+      control = dialled.has_value();
+      if (!control) last = dialled.error();
+    }
+  } while (!control && again());
   if (!control) return tl::unexpected<Error>(last);
   bool any = false;
   for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) FindDevice(rail);
-  for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
-    Status dialled = DialRail(rail, deadline);
-    if (dialled) {
-      any = true;
-      monitors_[rail].Succeeded(NowNanoseconds());
-      believed_up_[rail] = true;
-      continue;
+  do {
+    for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
+      Status dialled = DialRail(rail, deadline);
+      if (dialled) {
+        any = true;
+        monitors_[rail].Succeeded(NowNanoseconds());
+        believed_up_[rail] = true;
+        continue;
+      }
+      last = dialled.error();
+      monitors_[rail].Failed(NowNanoseconds());
+      if (offer_.addresses.size() > 1) {
+        LOG_WARNING("transport", "Rail %u (%s) cannot be used for now: %s", rail,
+                    offer_.addresses[rail].c_str(), last.message.c_str());
+      }
     }
-    last = dialled.error();
-    monitors_[rail].Failed(NowNanoseconds());
-    if (offer_.addresses.size() > 1) {
-      LOG_WARNING("transport", "Rail %u (%s) cannot be used for now: %s", rail,
-                  offer_.addresses[rail].c_str(), last.message.c_str());
-    }
-  }
+  } while (!any && again());
   if (!any) return tl::unexpected<Error>(last);
   return {};
 }
@@ -308,7 +314,7 @@ void RdmaConnection::Mend() {
       bool done = false;
       for (const uint32_t rail : order) {
         if (stop_.load() || closed() || done) break;
-        Status dialled = DialControl(rail, Deadline::After(kDialMs));
+        Status dialled = DialControl(rail, Deadline::Never());
         done = dialled.has_value();
         if (done) {
           LOG_INFO("transport", "The control queue pair is made anew, over rail %u (%s).", rail,
@@ -337,7 +343,7 @@ void RdmaConnection::Mend() {
                     offer_.addresses[rail].c_str());
       }
       if (!monitors_[rail].Due(now) || stop_.load()) continue;
-      Status dialled = DialRail(rail, Deadline::After(kDialMs));
+      Status dialled = DialRail(rail, Deadline::Never());
       if (dialled) {
         monitors_[rail].Succeeded(NowNanoseconds());
         believed_up_[rail] = true;
