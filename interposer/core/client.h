@@ -9,6 +9,7 @@
 //   PENSTOCK_RDMA_TIMEOUT=MS    how long an RDMA connection may take to make; default 5000
 //   PENSTOCK_RDMA_SPIN_US=US    how long to look for an answer before sleeping; default 20, or 0 on
 //                               a host with fewer than four processors
+//   PENSTOCK_RDMA_PEER_TIMEOUT=MS   how long the server may be out of reach; default 10000
 //   PENSTOCK_SYNC=1             every call waits for its result
 //   PENSTOCK_STATS=FILE         counts, as JSON, when the program ends (statistics.h)
 //   PENSTOCK_DISABLE=a,b        switches optimisations off: post, inline, staging, reserve,

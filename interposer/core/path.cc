@@ -38,6 +38,17 @@ Result<std::string> UsableRails(rdma::Verbs& verbs) {
   return text;
 }
 
+// Leaves the value alone if the variable is not set.
+Status TakeMilliseconds(const char* name, int64_t least, int64_t most, int64_t* value) {
+  const std::string text = EnvString(name);
+  if (text.empty()) return {};
+  *value = EnvInteger(name, 0);
+  if (*value >= least && *value <= most) return {};
+  return Fail(Code::kInvalidArgument, std::string(name) + " (" + text + ") is not between " +
+                                          std::to_string(least) + " and " + std::to_string(most) +
+                                          " milliseconds.");
+}
+
 }  // namespace
 
 Result<PathOptions> PathOptionsFromEnvironment() {
@@ -49,14 +60,9 @@ Result<PathOptions> PathOptionsFromEnvironment() {
   ASSIGN_OR_RETURN(
       options.local_addresses,
       transport::ParseRailAddresses(EnvString("PENSTOCK_RDMA_RAILS"), "PENSTOCK_RDMA_RAILS"));
-  const std::string timeout = EnvString("PENSTOCK_RDMA_TIMEOUT");
-  if (!timeout.empty()) {
-    options.timeout_ms = EnvInteger("PENSTOCK_RDMA_TIMEOUT", 0);
-    if (options.timeout_ms < 100 || options.timeout_ms > 60'000) {
-      return Fail(Code::kInvalidArgument, "PENSTOCK_RDMA_TIMEOUT (" + timeout +
-                                              ") is not between 100 and 60000 milliseconds.");
-    }
-  }
+  RETURN_IF_ERROR(TakeMilliseconds("PENSTOCK_RDMA_TIMEOUT", 100, 60'000, &options.timeout_ms));
+  RETURN_IF_ERROR(
+      TakeMilliseconds("PENSTOCK_RDMA_PEER_TIMEOUT", 100, 3'600'000, &options.peer_timeout_ms));
   return options;
 }
 
@@ -117,6 +123,7 @@ Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local
   rdma_options.max_frame = welcome.server.max_frame_bytes;
   rdma_options.local_addresses = options.local_addresses;
   rdma_options.spin_us = static_cast<int>(EnvInteger("PENSTOCK_RDMA_SPIN_US", -1));
+  rdma_options.peer_timeout_ms = static_cast<int>(options.peer_timeout_ms);
   const PathToken token = DerivePathToken(welcome.ticket, welcome.session, welcome.epoch);
   UniqueFd lifeline(fcntl(bulk, F_DUPFD_CLOEXEC, 0));
   if (!lifeline.valid()) return FailErrno("Cannot duplicate a socket");

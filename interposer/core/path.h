@@ -22,7 +22,8 @@ struct PathOptions {
   transport::Choice choice = transport::Choice::kAuto;  // PENSTOCK_TRANSPORT
   // PENSTOCK_RDMA_RAILS: rail r leaves from local_addresses[r]. Empty: the system's routes decide.
   std::vector<std::string> local_addresses;
-  int64_t timeout_ms = 5000;  // PENSTOCK_RDMA_TIMEOUT, to make the RDMA connection
+  int64_t timeout_ms = 5000;        // PENSTOCK_RDMA_TIMEOUT, to make the RDMA connection
+  int64_t peer_timeout_ms = 10000;  // PENSTOCK_RDMA_PEER_TIMEOUT, without a way to the server
 };
 Result<PathOptions> PathOptionsFromEnvironment();
 

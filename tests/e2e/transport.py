@@ -60,7 +60,8 @@ def wrong_values():
         for name, value in (("PENSTOCK_TRANSPORT", "bogus"), ("PENSTOCK_TRANSPORT", "RDMA"),
                             ("PENSTOCK_RDMA_RAILS", "gpu7"), ("PENSTOCK_RDMA_RAILS", "10.0.0.1,"),
                             ("PENSTOCK_RDMA_RAILS", "10.0.0.1," * 4 + "10.0.0.1"),
-                            ("PENSTOCK_RDMA_TIMEOUT", "soon"), ("PENSTOCK_RDMA_TIMEOUT", "0")):
+                            ("PENSTOCK_RDMA_TIMEOUT", "soon"), ("PENSTOCK_RDMA_TIMEOUT", "0"),
+                            ("PENSTOCK_RDMA_PEER_TIMEOUT", "99")):
             _refused(run([VECTOR_ADD], client_env(daemon, **{name: value})), name)
     with Scratch() as scratch:
         for text, words in (('kind = "bogus"', "(bogus)"), ("rails = 5", "transport.rails (5)"),
