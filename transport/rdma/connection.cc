@@ -394,7 +394,7 @@ void RdmaConnection::CheckLinks() {
   }
   if (!client_) return;
   // A rail that the server has given up is dead, whatever it looks like from here.
-  auto peer = control_->peer_live();
+  const auto peer = control_->peer_live();
   const auto live = bulk_->live();
   bool mend = lost != 0;
   for (uint32_t rail = 0; rail < offer_.addresses.size(); ++rail) {
@@ -403,13 +403,7 @@ void RdmaConnection::CheckLinks() {
       std::lock_guard lock(links_mutex_);
       link = rails_[rail];
     }
-    const bool doubtful = live[rail] != 0 && now - link.since_ns > 1000 * kMillisecond;
-    if (doubtful && peer[rail] != live[rail] && control_->Receive()) {
-      // The packet that says so may have been there all along, and nobody has looked.
-      if (control_->waiting()) receiver_.Signal();
-      peer = control_->peer_live();
-    }
-    if (doubtful && peer[rail] != live[rail]) {
+    if (live[rail] != 0 && peer[rail] != live[rail] && now - link.since_ns > 1000 * kMillisecond) {
       bulk_->Drop(rail, live[rail], "The server uses the rail no more.");
       mend = true;
     }

@@ -126,6 +126,7 @@ TEST_CASE("an address that goes and comes back at another index is found again",
 TEST_CASE("a peer that vanished is noticed although nothing is sent", "[bug][links]") {
   SECTION("its host crashed while the link was down") {
     RdmaPair pair = MakeRdmaPair(Impatient(1));
+    AwaitRails(pair);  // nothing of our own is under way, which would notice
     pair.fabric->SetLink(ServerAddress(0), ClientAddress(0), false);
     pair.fabric->Kill(*pair.client, false);
     pair.fabric->SetLink(ServerAddress(0), ClientAddress(0), true);
@@ -138,6 +139,7 @@ TEST_CASE("a peer that vanished is noticed although nothing is sent", "[bug][lin
   }
   SECTION("the link is cut, and both ends say so") {
     RdmaPair pair = MakeRdmaPair(Impatient(2));
+    AwaitRails(pair);
     for (uint32_t r = 0; r < 2; ++r) {
       pair.fabric->SetLink(ServerAddress(r), ClientAddress(r), false);
     }

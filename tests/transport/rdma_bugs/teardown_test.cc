@@ -170,6 +170,7 @@ void RaceWithTheEnd(uint32_t round) {
   const auto produce = [&](uint32_t t) {
     Connection& end = t % 2 == 0 ? *pair.near : *pair.far;
     for (uint32_t i = 0; !over; ++i) {
+      if (i % 8 == 7) usleep(100);  // all at once would only wait for each other
       std::unique_lock hold(stream, std::defer_lock);
       if (t % 2 == 0) hold.lock();
       std::byte* slot = nullptr;
@@ -207,6 +208,7 @@ void RaceWithTheEnd(uint32_t round) {
   usleep(random() % 2000);
   over = true;
   for (std::thread& thread : threads) thread.join();
+  pair.near->Close(0);  // before the memory of its moves goes
   area.local.reset();
   area.remote.reset();
   CheckClean(pair);
