@@ -84,10 +84,7 @@ void RdmaConnection::AbandonAfterFork() {
   control_->AbandonAfterFork();
   close(bulk_->event_fd());
   close(cm_->fd());
-  for (const ibv_context* context : device_events_->watched()) {
-    close(context->cmd_fd);
-    close(context->async_fd);
-  }
+  device_events_->AbandonAfterFork();
   lifeline_.reset();
   receiver_.AbandonAfterFork();
   keeper_.AbandonAfterFork();

@@ -1,6 +1,7 @@
 #include "transport/rdma/device_events.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,10 +12,13 @@
 namespace penstock::transport::rdma {
 namespace {
 
-std::mutex watchers_mutex;
-std::vector<DeviceEvents*>& Watchers() {  // never destroyed: connections may outlive statics
-  static auto* const watchers = new std::vector<DeviceEvents*>;
-  return *watchers;
+struct Hub {
+  std::mutex mutex;
+  std::vector<DeviceEvents*> watchers;
+};
+Hub*& TheHub() {  // never destroyed: connections may outlive statics
+  static Hub* hub = new Hub;
+  return hub;
 }
 
 bool IsPortEvent(ibv_event_type type) {
@@ -104,17 +108,17 @@ bool DeviceEvent::Ends(const QueuePair& queue_pair) const {
 
 DeviceEvents::DeviceEvents(Verbs& verbs, Waker& keeper, int epoll)
     : verbs_(verbs), keeper_(keeper), epoll_(epoll) {
-  std::lock_guard lock(watchers_mutex);
-  Watchers().push_back(this);
+  std::lock_guard lock(TheHub()->mutex);
+  TheHub()->watchers.push_back(this);
 }
 
 DeviceEvents::~DeviceEvents() {
-  std::lock_guard lock(watchers_mutex);
-  std::erase(Watchers(), this);
+  std::lock_guard lock(TheHub()->mutex);
+  std::erase(TheHub()->watchers, this);
 }
 
 void DeviceEvents::Watch(ibv_context* context) {
-  std::lock_guard lock(watchers_mutex);
+  std::lock_guard lock(TheHub()->mutex);
   if (std::find(watched_.begin(), watched_.end(), context) != watched_.end()) return;
   watched_.push_back(context);
   // Reading must never wait, since another connection may be faster.
@@ -122,9 +126,12 @@ void DeviceEvents::Watch(ibv_context* context) {
   WatchReadable(epoll_, context->async_fd);
 }
 
-std::vector<ibv_context*> DeviceEvents::watched() const {
-  std::lock_guard lock(watchers_mutex);
-  return watched_;
+void DeviceEvents::AbandonAfterFork() {
+  TheHub() = new Hub;
+  for (const ibv_context* context : watched_) {
+    close(context->cmd_fd);
+    close(context->async_fd);
+  }
 }
 
 void DeviceEvents::Read(ibv_context* context) {
@@ -137,7 +144,7 @@ void DeviceEvents::Read(ibv_context* context) {
     copy.object = ObjectOf(event);
     verbs_.AckAsyncEvent(&event);  // whoever destroys the object waits for it
     Log(verbs_.GetDeviceName(context->device), copy);
-    for (DeviceEvents* watcher : Watchers()) {
+    for (DeviceEvents* watcher : TheHub()->watchers) {
       const auto& theirs = watcher->watched_;
       if (std::find(theirs.begin(), theirs.end(), context) == theirs.end()) continue;
       watcher->mailbox_.push_back(copy);
@@ -147,7 +154,7 @@ void DeviceEvents::Read(ibv_context* context) {
 }
 
 std::vector<DeviceEvent> DeviceEvents::Take() {
-  std::lock_guard lock(watchers_mutex);
+  std::lock_guard lock(TheHub()->mutex);
   for (ibv_context* context : watched_) Read(context);
   return std::exchange(mailbox_, {});
 }

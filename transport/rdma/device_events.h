@@ -44,7 +44,8 @@ class DeviceEvents {
   // What has happened on the watched devices since the last call. One line of the log for each
   // event that means anything.
   std::vector<DeviceEvent> Take();
-  std::vector<ibv_context*> watched() const;
+  // In a forked child: the devices' descriptors go. A thread of the parent may have held the lock.
+  void AbandonAfterFork();
 
  private:
   void Read(ibv_context* context);  // under the mutex of all
