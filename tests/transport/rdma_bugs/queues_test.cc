@@ -127,29 +127,9 @@ TEST_CASE("completion queues hold what all queue pairs of a device can complete"
   for (const std::string& object : fabric.objects()) FAIL_CHECK("Leaked: " << object);
 }
 
-namespace {
-
-// Does not see what has been received while it is blind.
-class Blind : public rdma::Tap {
- public:
-  using Tap::Tap;
-  int CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attributes) override {
-    if (attributes->cap.max_send_sge == 2) receive_cq = attributes->recv_cq;  // control
-    return Tap::CreateQp(id, pd, attributes);
-  }
-  int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) override {
-    if (blind && cq == receive_cq.load()) return 0;
-    return Tap::PollCq(cq, entries, completions);
-  }
-  std::atomic<ibv_cq*> receive_cq{nullptr};
-  std::atomic<bool> blind{false};
-};
-
-}  // namespace
-
 TEST_CASE("one wake-up stands for any number of completions", "[bug][queues]") {
   RdmaPairOptions options = Quiet();
-  std::shared_ptr<Blind> tap;
+  std::shared_ptr<rdma::Blind> tap;
   options.server_verbs = rdma::Tapped(&tap);
   options.rdma.slots = options.rdma.send_depth = 512;
   options.rdma.ring_bytes = 4 << 20;

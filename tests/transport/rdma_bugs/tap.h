@@ -2,6 +2,7 @@
 // change what they give, or to do something at a moment that only the caller's code decides.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -116,6 +117,22 @@ class Tap : public Verbs {
 
  private:
   const std::shared_ptr<Verbs> verbs_;
+};
+
+// Does not see what has been received while it is blind.
+class Blind : public Tap {
+ public:
+  using Tap::Tap;
+  int CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attributes) override {
+    if (attributes->cap.max_send_sge == 2) receive_cq = attributes->recv_cq;  // control
+    return Tap::CreateQp(id, pd, attributes);
+  }
+  int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) override {
+    if (blind && cq == receive_cq.load()) return 0;
+    return Tap::PollCq(cq, entries, completions);
+  }
+  std::atomic<ibv_cq*> receive_cq{nullptr};
+  std::atomic<bool> blind{false};
 };
 
 // For RdmaPairOptions: puts a Tap around an end's verbs and remembers it.
