@@ -125,7 +125,7 @@ CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
 }
 CUresult Call::InvokeBytes(uint32_t function, const void* command, size_t bytes,
                            std::span<const std::span<const std::byte>>, void* reply,
-                           size_t reply_bytes, std::vector<std::byte>*) {
+                           size_t reply_bytes, std::vector<std::byte>*, PieceServer*) {
   auto* data = static_cast<const std::byte*>(command);
   sent = {function, 0, false, {data, data + bytes}};
   Answer answer = Serve(function, sent.bytes);
