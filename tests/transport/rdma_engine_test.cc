@@ -200,7 +200,7 @@ TEST_CASE("what this end's own device refuses is not tried for ever", "[rdma][bu
         "the peer calls the request invalid");
   check(
       [](RdmaPair& pair) {
-        pair.fabric->FailCall(*pair.server, rdma::fake::Call::kPostSend, 1, EINVAL);
+        pair.fabric->FailPost(*pair.server, IBV_WR_RDMA_READ, 1, EINVAL);
       },
       false, "Invalid argument");
 }

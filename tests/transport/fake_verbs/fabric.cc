@@ -208,6 +208,11 @@ void Fabric::FailCall(Host& host, Call call, int nth, int error) {
   host.faults_.push_back({false, call, nth, error});
 }
 
+void Fabric::FailPost(Host& host, ibv_wr_opcode opcode, int nth, int error) {
+  std::lock_guard lock(state_->mutex);
+  host.faults_.push_back({false, Call::kPostSend, nth, error, opcode});
+}
+
 void Fabric::FailAnyCall(Host& host, int nth, int error) {
   std::lock_guard lock(state_->mutex);
   host.faults_.push_back({true, Call::kGetDeviceList, nth, error});

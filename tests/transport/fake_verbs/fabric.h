@@ -137,6 +137,8 @@ class Fabric {
   // The nth use of a call from now fails with this errno; PostSend and PostRecv count work requests
   // instead, so that a list can fail in its middle.
   void FailCall(Host& host, Call call, int nth, int error);
+  // The nth request of this kind, whoever posts it.
+  void FailPost(Host& host, ibv_wr_opcode opcode, int nth, int error);
   // The nth of all fallible calls of this host from now.
   void FailAnyCall(Host& host, int nth, int error);
   std::vector<Call> calls(Host& host);  // that it has made so far

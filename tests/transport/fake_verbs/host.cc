@@ -55,10 +55,11 @@ Host::~Host() {
   }
 }
 
-int Host::Enter(Call call) {
+int Host::Enter(Call call, std::optional<ibv_wr_opcode> opcode) {
   calls_.push_back(call);
   int error = 0;
   for (CallFault& fault : faults_) {
+    if (fault.opcode && fault.opcode != opcode) continue;
     if ((fault.any || fault.call == call) && fault.left > 0 && --fault.left == 0) {
       error = fault.error;
     }

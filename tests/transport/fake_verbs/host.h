@@ -4,6 +4,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tests/transport/fake_verbs/fabric.h"
@@ -70,7 +71,7 @@ class Host final : public Verbs {
   friend class Fabric;
   friend struct State;
   // Counts a fallible call. The errno with which it must fail, or 0. Lock held.
-  int Enter(Call call);
+  int Enter(Call call, std::optional<ibv_wr_opcode> opcode = {});
 
   const std::shared_ptr<State> state_;
   const int number_;
@@ -83,6 +84,7 @@ class Host final : public Verbs {
     Call call;
     int left;
     int error;
+    std::optional<ibv_wr_opcode> opcode = {};  // kPostSend: only such requests count
   };
   std::vector<CallFault> faults_;
   uint16_t next_port_ = 40000;

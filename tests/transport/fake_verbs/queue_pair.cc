@@ -67,7 +67,7 @@ int Host::PostSend(ibv_qp* qp, ibv_send_wr* list, ibv_send_wr** bad) {
   std::lock_guard lock(state_->mutex);
   auto& fake = *static_cast<FakeQp*>(qp);
   for (ibv_send_wr* wr = list; wr != nullptr; wr = wr->next) {
-    int error = Enter(Call::kPostSend);
+    int error = Enter(Call::kPostSend, wr->opcode);
     const bool is_inline = (wr->send_flags & IBV_SEND_INLINE) != 0;
     SendRequest request;
     if (error == 0) {
