@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "transport/shm/futex.h"
+#include "transport/shm/order.h"
 #include "transport/thread.h"
 
 namespace penstock::transport::shm {
@@ -169,7 +170,7 @@ bool BulkMover::StartChunk() {
   ++move->in_flight;
   if (move->issued < move->bytes) to_issue_.push_back(move);
   ++started_;
-  descriptor.request.store(started_, std::memory_order_seq_cst);
+  Publish(descriptor.request, started_, std::memory_order_seq_cst);
   WakeUp(segment_.words().bulk[kClient]);
   return true;
 }
@@ -178,7 +179,7 @@ bool BulkMover::FinishChunk() {
   if (answered_ == started_) return false;
   const uint32_t slot = answered_ % kBulkSlots;
   BulkDescriptor& descriptor = segment_.descriptor(slot);
-  if (descriptor.reply.load(std::memory_order_acquire) != answered_ + 1) return false;
+  if (Observe(descriptor.reply) != answered_ + 1) return false;
   const uint32_t status = __atomic_load_n(&descriptor.status, __ATOMIC_RELAXED);
   ++answered_;
   Chunk& chunk = chunks_[slot];

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "transport/shm/futex.h"
+#include "transport/shm/order.h"
 #include "transport/thread.h"
 
 namespace penstock::transport::shm {
@@ -63,14 +64,14 @@ void BulkServant::Run() {
 bool BulkServant::ServeNext() {
   const uint32_t slot = served_ % kBulkSlots;
   BulkDescriptor& descriptor = segment_.descriptor(slot);
-  if (descriptor.request.load(std::memory_order_acquire) != served_ + 1) return false;
+  if (Observe(descriptor.request) != served_ + 1) return false;
   BulkRequest request;
   std::memcpy(&request, &descriptor.body, sizeof request);
   BulkReply reply = kBulkRefused;
   if (!Serve(request, slot, &reply)) return false;
   ++served_;
   __atomic_store_n(&descriptor.status, static_cast<uint32_t>(reply), __ATOMIC_RELAXED);
-  descriptor.reply.store(served_, std::memory_order_seq_cst);
+  Publish(descriptor.reply, served_, std::memory_order_seq_cst);
   WakeUp(segment_.words().bulk[kServer]);
   return true;
 }

@@ -14,6 +14,7 @@
 
 #include "transport/frame_ring.h"
 #include "transport/shm/layout.h"
+#include "transport/shm/order.h"
 
 namespace penstock::transport::shm {
 
@@ -26,7 +27,7 @@ class RingProducer {
   std::byte* Reserve(uint32_t bytes, bool* sound) {
     const uint64_t need = RoundUpTo8(bytes);
     if (head_ + need - tail_seen_ > capacity_) {
-      const uint64_t tail = words_.tail.load(std::memory_order_acquire);
+      const uint64_t tail = Observe(words_.tail);
       if (tail - tail_seen_ > head_ - tail_seen_ || tail % 8 != 0) {
         *sound = false;
         return nullptr;
@@ -46,11 +47,11 @@ class RingProducer {
     std::memset(reserved() + used, 0, RoundUpTo8(used) - used);
     head_ += RoundUpTo8(used);
     reserved_bytes_ = 0;
-    words_.head.store(head_, std::memory_order_seq_cst);
+    Publish(words_.head, head_, std::memory_order_seq_cst);
   }
 
   // True once the consumer has taken everything, as far as it says.
-  bool drained() const { return words_.tail.load(std::memory_order_acquire) == head_; }
+  bool drained() const { return Observe(words_.tail) == head_; }
 
  private:
   RingWords& words_;
@@ -76,7 +77,7 @@ class RingConsumer {
   // Copies the next frame out of the ring and gives its space back. The copy is valid until the
   // next call. Of a bad length, `length` tells it.
   Next Take(std::span<const std::byte>* frame, uint32_t* length) {
-    const uint64_t head = words_.head.load(std::memory_order_acquire);
+    const uint64_t head = Observe(words_.head);
     const uint64_t waiting = head - tail_;
     if (waiting == 0) return Next::kNone;
     if (waiting > capacity_ || waiting % 8 != 0) return Next::kBadPosition;
@@ -92,7 +93,7 @@ class RingConsumer {
     std::memcpy(&copied, frame_.get(), sizeof copied);
     if (copied != *length) return Next::kChanged;
     tail_ += RoundUpTo8(*length);
-    words_.tail.store(tail_, std::memory_order_release);
+    Publish(words_.tail, tail_, std::memory_order_release);
     *frame = {frame_.get(), *length};
     return Next::kFrame;
   }
