@@ -198,11 +198,8 @@ TEST_CASE("what this end's own device refuses is not tried for ever", "[rdma][bu
   check(status(IBV_WR_RDMA_WRITE, IBV_WC_LOC_LEN_ERR), true, "local length error");
   check(status(IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WC_REM_INV_REQ_ERR), true,
         "the peer calls the request invalid");
-  check(
-      [](RdmaPair& pair) {
-        pair.fabric->FailPost(*pair.server, IBV_WR_RDMA_READ, 1, EINVAL);
-      },
-      false, "Invalid argument");
+  check([](RdmaPair& pair) { pair.fabric->FailPost(*pair.server, IBV_WR_RDMA_READ, 1, EINVAL); },
+        false, "Invalid argument");
 }
 
 // As soft-RoCE does when the interface goes down.
