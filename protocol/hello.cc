@@ -69,7 +69,7 @@ void MakePlain(char (&text)[N]) {
 }
 
 bool IsPath(Path path) {
-  return path == Path::kTcp || path == Path::kRdma;
+  return path == Path::kTcp || path == Path::kRdma || path == Path::kShm;
 }
 
 bool IsNumericAddress(const char* text) {
@@ -98,7 +98,7 @@ const char* RefusalName(Refusal refusal) {
     case Refusal::kInternal:
       return "server trouble";
     case Refusal::kPath:
-      return "RDMA only";
+      return "another path only";
     case Refusal::kTooMany:
       return "too many GPUs asked for";
   }
@@ -111,6 +111,8 @@ const char* PathName(Path path) {
       return "tcp";
     case Path::kRdma:
       return "rdma";
+    case Path::kShm:
+      return "shm";
   }
   return "unknown path";
 }
@@ -251,6 +253,13 @@ Result<PathOffer> ParsePathOffer(std::span<const std::byte> bytes) {
   }
   if (offer->path == Path::kTcp) {
     offer->rail_count = 0;
+    return offer;
+  }
+  if (offer->path == Path::kShm) {
+    MakePlain(offer->addresses[0]);
+    if (offer->rail_count != 1 || offer->addresses[0][0] == '\0') {
+      return Fail(Code::kProtocol, "Path offer of shared memory names no socket.");
+    }
     return offer;
   }
   if (offer->port == 0 || offer->port > 65535) {

@@ -10,17 +10,17 @@
 //   BulkHello {session, HMAC}           -->
 //                                       <--  BulkWelcome
 //
-// If both have said that they can do RDMA (kFeatureRdma), the client and the session's worker agree
-// on a path, again on the control socket:
+// If both have said that they can do RDMA (kFeatureRdma) or share memory (kFeatureShm), the client
+// and the session's worker agree on a path, again on the control socket:
 //
 //   PathRequest {rails}                 -->
 //                                       <--  PathOffer {port, addresses}, or why there is none
-//   (dials over RDMA)
-//   PathChoice {rdma, or tcp and why}   -->
-//                                       <--  PathReady {rdma, or tcp and why}
+//   (dials over RDMA, or the unix socket that the address names)
+//   PathChoice {rdma/shm, or tcp and why}  -->
+//                                       <--  PathReady {rdma/shm, or tcp and why}
 //
-// Whatever goes wrong with RDMA, tcp is at hand: at once if there is no offer; later by beginning
-// again without RDMA.
+// Whatever goes wrong, tcp is at hand: at once if there is no offer, or with shared memory; later
+// with RDMA by beginning again without it.
 //
 // Both sides prove that they hold the pre-shared key without sending it: HMAC-SHA256 over a label
 // and everything said so far, so that neither side's proof can be replayed or reflected. A refusal
@@ -49,6 +49,7 @@ enum Features : uint64_t {
   kFeatureRdma = 1 << 0,           // can carry a session over RDMA, and is not told not to
   kFeatureHostFunctions = 1 << 1,  // Operation::kHostFunction and its frame
   kFeatureBounce = 1 << 2,         // HostPlace::kBounced, bounced module parts and their frame
+  kFeatureShm = 1 << 3,  // thinks that the peer is on the same machine; wins over kFeatureRdma
 };
 
 using Nonce = std::array<uint8_t, 32>;
@@ -65,7 +66,7 @@ enum class Refusal : uint32_t {
   kDriver = 5,          // the server's driver does not start; the text says why
   kUnknownSession = 6,  // BulkHello for a session that is not there or has its bulk socket
   kInternal = 7,
-  kPath = 8,     // the server serves over RDMA only, and the client cannot or is told not to
+  kPath = 8,  // the server serves over another path only, which the client cannot or must not use
   kTooMany = 9,  // more GPUs than the server will ever offer
 };
 const char* RefusalName(Refusal refusal);
@@ -158,7 +159,7 @@ struct BulkWelcome {
 };
 
 // What a session's frames and data travel on.
-enum class Path : uint32_t { kTcp = 1, kRdma = 2 };
+enum class Path : uint32_t { kTcp = 1, kRdma = 2, kShm = 3 };
 const char* PathName(Path path);
 
 // At most so many rails (pairs of devices) carry one session.
@@ -175,17 +176,18 @@ static_assert(sizeof(PathRequest) == 16);
 struct PathOffer {
   uint32_t magic = kHelloMagic;
   Path path = Path::kTcp;   // kTcp: the server cannot or will not, and the text says why
-  uint32_t rdma_only = 0;   // the server does not serve over tcp
+  uint32_t no_tcp = 0;      // the server does not serve over tcp
   uint32_t port = 0;        // of rdma_cm; 1 to 65535
-  uint32_t rail_count = 0;  // 1 to kMaxPathRails
+  uint32_t rail_count = 0;  // 1 to kMaxPathRails; of kShm 1
   uint32_t reserved = 0;
-  char addresses[kMaxPathRails][kPathAddressBytes] = {};  // rail r is dialled at addresses[r]
+  // Rail r is dialled at addresses[r]; of kShm the first is the abstract name of a unix socket.
+  char addresses[kMaxPathRails][kPathAddressBytes] = {};
   char text[200] = {};
 };
 static_assert(sizeof(PathOffer) == 480);
 
 // PathChoice from the client, PathReady from the server: one layout. The server may answer kTcp to
-// kRdma (the text says why), never the other way round.
+// anything else (the text says why), never the other way round.
 struct PathDecision {
   uint32_t magic = kHelloMagic;
   Path path = Path::kTcp;
@@ -193,8 +195,8 @@ struct PathDecision {
 };
 static_assert(sizeof(PathDecision) == 208);
 
-// What the client shows in each RDMA connection request, which travels unencrypted: derived from
-// the ticket, so that it tells nothing about it.
+// What the client shows in each RDMA connection request, which travels unencrypted, and on the unix
+// socket: derived from the ticket, so that it tells nothing about it.
 using PathToken = std::array<uint8_t, 16>;
 PathToken DerivePathToken(const Nonce& ticket, uint64_t session, uint32_t epoch);
 

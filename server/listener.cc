@@ -333,6 +333,16 @@ void Supervisor::OnHello(Peer& peer, std::span<const std::byte> blob) {
                   "device or is told not to use it.");
   }
   if (client_has_rdma && RdmaIsOffered()) peer.challenge.features |= kFeatureRdma;
+  const bool client_shares = (peer.hello.features & kFeatureShm) != 0;
+  if (options_.transport.choice == transport::Choice::kShm && !client_shares) {
+    return Refuse(peer, Refusal::kPath,
+                  "This server serves through shared memory only (--transport shm); the client is "
+                  "on another machine or is told not to use it.");
+  }
+  if (client_shares && ShmIsOffered()) {
+    peer.challenge.features |= kFeatureShm;
+    peer.challenge.features &= ~uint64_t{kFeatureRdma};
+  }
   peer.state = Peer::State::kProof;
   Queue(peer, AsBytes(peer.challenge));
 }
@@ -340,9 +350,19 @@ void Supervisor::OnHello(Peer& peer, std::span<const std::byte> blob) {
 // Devices may come and go while the daemon runs. Told to use nothing else, the worker tries and
 // says what is wrong.
 bool Supervisor::RdmaIsOffered() const {
-  if (options_.transport.choice == transport::Choice::kTcp) return false;
+  if (options_.transport.choice == transport::Choice::kTcp ||
+      options_.transport.choice == transport::Choice::kShm) {
+    return false;
+  }
   return options_.transport.choice == transport::Choice::kRdma ||
          !transport::RdmaDeviceNames().empty();
+}
+
+// Whoever asks may try. Whether the client is on this machine shows when it connects to the
+// worker's socket.
+bool Supervisor::ShmIsOffered() const {
+  return options_.transport.choice == transport::Choice::kAuto ||
+         options_.transport.choice == transport::Choice::kShm;
 }
 
 void Supervisor::OnProof(Peer& peer, std::span<const std::byte> blob) {
@@ -414,6 +434,8 @@ Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
   const TransportSettings& settings = options_.transport;
   RdmaSettings& rdma = parameters.rdma;
   rdma.asked = (peer.challenge.features & kFeatureRdma) != 0 ? 1 : 0;
+  parameters.shm.asked = (peer.challenge.features & kFeatureShm) != 0 ? 1 : 0;
+  parameters.shm.only = settings.choice == transport::Choice::kShm ? 1 : 0;
   rdma.only = settings.choice == transport::Choice::kRdma ? 1 : 0;
   rdma.most_rails = settings.rails;
   rdma.keepalive_ms = settings.keepalive_ms;

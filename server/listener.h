@@ -51,6 +51,7 @@ class Supervisor {
   void OnBlob(Peer& peer, std::span<const std::byte> blob);
   void OnHello(Peer& peer, std::span<const std::byte> blob);
   bool RdmaIsOffered() const;
+  bool ShmIsOffered() const;
   void OnProof(Peer& peer, std::span<const std::byte> blob);
   void OnBulkHello(Peer& peer, std::span<const std::byte> blob);
   Status PlanSlots();

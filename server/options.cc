@@ -39,7 +39,8 @@ constexpr const char* kExamples =
     "  port-file = \"\"\n"
     "  log = \"warning\"\n"
     "  [transport]\n"
-    "  kind = \"auto\"                # auto: RDMA where both sides can; rdma: nothing else; tcp\n"
+    "  kind = \"auto\"                # auto: RDMA where both sides can; shm, rdma or tcp: only "
+    "that\n"
     "  rdma-addresses = []            # numeric, to offer to clients; none: every device's\n"
     "  rails = 4                      # at most so many devices carry a session\n"
     "  control-traffic-class = 0      # RoCE: the TOS byte; 0 leaves the system's\n"
@@ -278,8 +279,9 @@ Result<Options> ParseOptions(int argc, char** argv) {
                  "File with the key (16 bytes or more) that every client must\nhold as well")
       ->type_name("FILE");
   app.add_option("--transport", kind,
-                 "auto: RDMA for clients that can use it, tcp for the others; rdma:\nclients "
-                 "without it are refused; tcp: no RDMA. Default auto")
+                 "auto: RDMA for clients that can use it, tcp for the others; shm (shared\nmemory, "
+                 "same machine) or rdma: clients without it are refused;\ntcp: nothing else. "
+                 "Default auto")
       ->type_name("KIND");
   app.add_option("--config", config, "TOML file with any of these settings, see below")
       ->type_name("FILE");

@@ -10,6 +10,7 @@
 #include "common/env.h"
 #include "common/log.h"
 #include "transport/choice.h"
+#include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
 
 namespace penstock::server {
@@ -19,6 +20,7 @@ namespace rdma = transport::rdma;
 namespace tcp = transport::tcp;
 
 constexpr int64_t kRequestMs = 10'000;  // for the client to speak
+constexpr int64_t kShmMs = 10'000;      // for it to come to the unix socket
 constexpr int64_t kDialMs = 75'000;     // beyond what any client spends on dialling
 
 template <typename T>
@@ -88,6 +90,53 @@ Status Decide(int control, Path path, const std::string& why, Deadline deadline)
   return tcp::SendBlob(control, Bytes(decision), kMaxHelloBytes, deadline);
 }
 
+// The client either comes to the unix socket or says on the control socket that it cannot, and then
+// the session goes on over tcp, unless it must not.
+Accepted ShareMemory(const SessionParameters& parameters, UniqueFd control, UniqueFd bulk) {
+  namespace shm = transport::shm;
+  const bool only = parameters.shm.only != 0;
+  Deadline deadline = Deadline::After(kRequestMs);
+  ASSIGN_OR_RETURN(const auto request_bytes,
+                   tcp::ReceiveBlob(control.get(), kMaxHelloBytes, deadline));
+  RETURN_IF_ERROR(ParsePathRequest(request_bytes));
+  const auto without = [&](const std::string& why) -> Accepted {
+    if (only) return Fail(Code::kUnsupported, "Memory cannot be shared with the client: " + why);
+    LOG_INFO("session", "Session %lu goes over tcp instead of shared memory: %s",
+             parameters.session, why.c_str());
+    return OverTcp(std::move(control), std::move(bulk));
+  };
+  PathOffer offer;
+  offer.no_tcp = only ? 1 : 0;
+  shm::ShmOptions options;
+  options.max_frame = kMaxFrameBytes;
+  auto listener = shm::Listener::Open(options);
+  if (!listener) {
+    CopyText(offer.text, listener.error().message);
+    RETURN_IF_ERROR(tcp::SendBlob(control.get(), Bytes(offer), kMaxHelloBytes, deadline));
+    return without(listener.error().message);
+  }
+  offer.path = Path::kShm;
+  offer.rail_count = 1;
+  CopyText(offer.addresses[0], (*listener)->name());
+  RETURN_IF_ERROR(tcp::SendBlob(control.get(), Bytes(offer), kMaxHelloBytes, deadline));
+
+  const PathToken token = DerivePathToken(parameters.ticket, parameters.session, parameters.epoch);
+  Accepted shared = (*listener)->Accept(token, Deadline::After(kShmMs), control.get());
+  listener->reset();
+  deadline = Deadline::After(kRequestMs);
+  ASSIGN_OR_RETURN(const auto choice_bytes,
+                   tcp::ReceiveBlob(control.get(), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const PathDecision choice, ParsePathDecision(choice_bytes));
+  if (choice.path == Path::kTcp || !shared) {
+    const std::string why = choice.path == Path::kTcp ? choice.text : shared.error().message;
+    RETURN_IF_ERROR(Decide(control.get(), Path::kTcp, why, deadline));
+    return without(why);
+  }
+  RETURN_IF_ERROR(Decide(control.get(), Path::kShm, "", deadline));
+  LOG_INFO("session", "Session %lu goes through shared memory.", parameters.session);
+  return shared;
+}
+
 }  // namespace
 
 RdmaPort OpenRdmaPort(const SessionParameters& parameters) {
@@ -104,6 +153,9 @@ RdmaPort OpenRdmaPort(const SessionParameters& parameters) {
 
 Accepted MakeConnection(const SessionParameters& parameters, RdmaPort port, UniqueFd control,
                         UniqueFd bulk) {
+  if (parameters.shm.asked != 0) {
+    return ShareMemory(parameters, std::move(control), std::move(bulk));
+  }
   if (parameters.rdma.asked == 0) return OverTcp(std::move(control), std::move(bulk));
   const bool rdma_only = parameters.rdma.only != 0;
   Deadline deadline = Deadline::After(kRequestMs);
@@ -112,7 +164,7 @@ Accepted MakeConnection(const SessionParameters& parameters, RdmaPort port, Uniq
   ASSIGN_OR_RETURN(const PathRequest request, ParsePathRequest(request_bytes));
 
   PathOffer offer;
-  offer.rdma_only = rdma_only ? 1 : 0;
+  offer.no_tcp = rdma_only ? 1 : 0;
   if (port.listener == nullptr) {
     LOG_WARNING("session", "Session %lu cannot use RDMA: %s", parameters.session, port.why.c_str());
     CopyText(offer.text, port.why);

@@ -23,6 +23,12 @@ struct RdmaSettings {
   char addresses[kMaxPathRails][kPathAddressBytes] = {};  // to offer; none: every device's
 };
 
+// The same for shared memory.
+struct ShmSettings {
+  uint32_t asked = 0;
+  uint32_t only = 0;
+};
+
 struct SessionParameters {
   uint64_t session = 0;
   uint32_t epoch = 1;
@@ -39,6 +45,7 @@ struct SessionParameters {
   uint8_t uuids[kMaxDevices][16] = {};
   Nonce ticket{};
   RdmaSettings rdma;
+  ShmSettings shm;
   char client_host[64] = {};
   char program[128] = {};
   char peer[64] = {};

@@ -22,10 +22,10 @@ bool IsNumeric(const std::string& text) {
 }  // namespace
 
 Result<Choice> ParseChoice(const std::string& text, const std::string& what) {
-  for (const Choice choice : {Choice::kAuto, Choice::kRdma, Choice::kTcp}) {
+  for (const Choice choice : {Choice::kAuto, Choice::kShm, Choice::kRdma, Choice::kTcp}) {
     if (text == ChoiceName(choice)) return choice;
   }
-  return Fail(Code::kInvalidArgument, what + " (" + text + ") is not auto, rdma or tcp.");
+  return Fail(Code::kInvalidArgument, what + " (" + text + ") is not auto, shm, rdma or tcp.");
 }
 
 const char* ChoiceName(Choice choice) {
@@ -36,6 +36,8 @@ const char* ChoiceName(Choice choice) {
       return "rdma";
     case Choice::kTcp:
       return "tcp";
+    case Choice::kShm:
+      return "shm";
   }
   return "unknown";
 }

@@ -1,8 +1,9 @@
 // Which transport a side is told to use, and whether this host has what RDMA needs.
 //
 //   auto   RDMA where both hosts have an RDMA device, tcp elsewhere; trouble with RDMA ends in tcp
+//   shm    shared memory or an error
 //   rdma   RDMA or an error
-//   tcp    never RDMA
+//   tcp    nothing else
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,10 @@
 
 namespace penstock::transport {
 
-enum class Choice : uint32_t { kAuto = 0, kRdma = 1, kTcp = 2 };
+enum class Choice : uint32_t { kAuto = 0, kRdma = 1, kTcp = 2, kShm = 3 };
 
-// "auto", "rdma" or "tcp". `what` names the setting for the error: "Transport (--transport)".
+// "auto", "shm", "rdma" or "tcp". `what` names the setting for the error: "Transport
+// (--transport)".
 Result<Choice> ParseChoice(const std::string& text, const std::string& what);
 const char* ChoiceName(Choice choice);
 

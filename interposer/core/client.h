@@ -4,7 +4,7 @@
 //   PENSTOCK_SERVER=HOST:PORT   the server; without it there is no device
 //   PENSTOCK_KEY_FILE=FILE      the key, if the server asks for one
 //   PENSTOCK_GPUS=N             how many devices to ask for; 0 for all (default: all)
-//   PENSTOCK_TRANSPORT=auto|rdma|tcp   transport/choice.h; default auto
+//   PENSTOCK_TRANSPORT=auto|shm|rdma|tcp   transport/choice.h; default auto
 //   PENSTOCK_RDMA_RAILS=LOCAL[,LOCAL...]   local addresses of the rails; default: the routes decide
 //   PENSTOCK_RDMA_TIMEOUT=MS    how long an RDMA connection may take to make; default 5000
 //   PENSTOCK_RDMA_SPIN_US=US    how long to look for an answer before sleeping; default 20, or 0 on

@@ -9,6 +9,7 @@
 
 #include "common/log.h"
 #include "transport/rdma/rdma.h"
+#include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
 
 namespace penstock::interposer {
@@ -52,13 +53,14 @@ ClientHello MakeHello(const ConnectOptions& options) {
   return hello;
 }
 
-// RDMA was to be had and is not used: said once for each session, so that nobody wonders why the
-// program is slow.
-void WarnOfTcp(const std::string& server, const std::string& why) {
+// A faster path was to be had and is not used: said once for each session, so that nobody wonders
+// why the program is slow.
+void WarnOfTcp(const std::string& server, Path wanted, const std::string& why) {
   LOG_WARNING("session",
-              "The session with %s goes over tcp instead of RDMA: %s Set PENSTOCK_TRANSPORT=tcp if "
-              "that is meant, or PENSTOCK_TRANSPORT=rdma to make it an error.",
-              server.c_str(), why.c_str());
+              "The session with %s goes over tcp instead of %s: %s Set PENSTOCK_TRANSPORT=tcp if "
+              "that is meant, or PENSTOCK_TRANSPORT=%s to make it an error.",
+              server.c_str(), wanted == Path::kShm ? "shared memory" : "RDMA", why.c_str(),
+              PathName(wanted));
 }
 
 }  // namespace
@@ -109,6 +111,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
   ClientHello hello = MakeHello(options);
   hello.features |= kFeatureHostFunctions | kFeatureBounce;
   if (local.verbs != nullptr) hello.features |= kFeatureRdma;
+  if (WantsShm(options.path, control)) hello.features |= kFeatureShm;
   RETURN_IF_ERROR(FillRandom(hello.nonce));
   RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(hello), kMaxHelloBytes, deadline));
   ASSIGN_OR_RETURN(const auto challenge_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
@@ -119,8 +122,16 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
   if (challenge.key_needed != 0 && key.empty()) {
     return Fail(Code::kUnauthenticated, "The server asks for a key, and none is given.");
   }
-  const bool both = (hello.features & challenge.features & kFeatureRdma) != 0;
+  const uint64_t features = hello.features & challenge.features;
+  const bool both_share = (features & kFeatureShm) != 0;
+  const bool both = !both_share && (features & kFeatureRdma) != 0;
   const bool demanded = options.path.choice == transport::Choice::kRdma;
+  const bool sharing_demanded = options.path.choice == transport::Choice::kShm;
+  if (sharing_demanded && !both_share) {
+    return Fail(Code::kUnsupported,
+                "Shared memory is demanded (PENSTOCK_TRANSPORT=shm), and the server does not offer "
+                "it: it is told to use another transport, or is older.");
+  }
   if (demanded && !both) {
     return Fail(Code::kUnsupported,
                 "RDMA is demanded (PENSTOCK_TRANSPORT=rdma), and the server does not offer it: it "
@@ -166,6 +177,20 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
   connected.host_functions = (challenge.features & kFeatureHostFunctions) != 0;
   connected.bounce = (challenge.features & kFeatureBounce) != 0;
   std::string why = std::move(local.why);
+  if (both_share) {
+    ASSIGN_OR_RETURN(PathTaken taken, AgreeOnShm(control, welcome));
+    connected.round_trips += taken.round_trips;
+    if (taken.connection != nullptr) {
+      connected.connection = std::move(taken.connection);
+      connected.abandon = &transport::shm::AbandonAfterFork;
+      return attempt;
+    }
+    if (sharing_demanded) {
+      return Fail(Code::kUnsupported,
+                  "Shared memory is demanded (PENSTOCK_TRANSPORT=shm) and fails: " + taken.why);
+    }
+    why = std::move(taken.why);
+  }
   if (both) {
     ASSIGN_OR_RETURN(PathTaken taken,
                      AgreeOnPath(options.path, local, control, sockets.bulk.get(), welcome));
@@ -182,7 +207,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
     why = std::move(taken.why);
     attempt.begin_again = taken.begin_again;
   }
-  if (!why.empty()) WarnOfTcp(options.server, why);
+  if (!why.empty()) WarnOfTcp(options.server, both_share ? Path::kShm : Path::kRdma, why);
   if (attempt.begin_again) return attempt;
   LOG_INFO("session", "The session goes over tcp to %s.", tcp::PeerName(control).c_str());
   tcp::TcpOptions tcp_options;

@@ -8,6 +8,7 @@
 #include "common/env.h"
 #include "common/log.h"
 #include "transport/rdma/rdma.h"
+#include "transport/shm/shm.h"
 #include "transport/tcp/socket.h"
 
 namespace penstock::interposer {
@@ -17,6 +18,7 @@ namespace rdma = transport::rdma;
 namespace tcp = transport::tcp;
 using transport::Choice;
 
+constexpr int64_t kShmMs = 5'000;
 constexpr int64_t kGoneMs = 2'000;
 constexpr int64_t kTalkMs = 15'000;  // beyond what either side spends on RDMA itself
 
@@ -69,7 +71,7 @@ Result<PathOptions> PathOptionsFromEnvironment() {
 Result<LocalRdma> PrepareRdma(const PathOptions& options, int control) {
   LocalRdma local;
   const bool demanded = options.choice == Choice::kRdma;
-  if (options.choice == Choice::kTcp) return local;
+  if (options.choice == Choice::kTcp || options.choice == Choice::kShm) return local;
   if (!demanded && transport::PeerIsLoopback(control)) return local;
   if (transport::RdmaDeviceNames().empty()) {
     if (!demanded) return local;
@@ -95,6 +97,54 @@ Result<LocalRdma> PrepareRdma(const PathOptions& options, int control) {
   return local;
 }
 
+bool WantsShm(const PathOptions& options, int) {
+  return options.choice == Choice::kShm;
+}
+
+Result<PathTaken> AgreeOnShm(int control, const Welcome& welcome) {
+  namespace shm = transport::shm;
+  const Deadline deadline = Deadline::After(kShmMs + kTalkMs);
+  PathTaken taken;
+  const PathRequest request;
+  RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(request), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const auto offer_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const PathOffer offer, ParsePathOffer(offer_bytes));
+  ++taken.round_trips;
+  const auto no_shm = [&](const std::string& why) -> Result<PathTaken> {
+    taken.why = why;
+    if (offer.no_tcp == 0) return std::move(taken);
+    return Fail(Code::kUnsupported,
+                "The server serves over shared memory only, and that fails: " + why);
+  };
+  if (offer.path != Path::kShm) {
+    return no_shm(std::string("The server cannot share memory: ") + offer.text);
+  }
+  shm::ShmOptions options;
+  options.max_frame = welcome.server.max_frame_bytes;
+  const PathToken token = DerivePathToken(welcome.ticket, welcome.session, welcome.epoch);
+  auto dialled = shm::Dial(options, offer.addresses[0], token, Deadline::After(kShmMs));
+
+  PathDecision choice;
+  choice.path = dialled ? Path::kShm : Path::kTcp;
+  if (!dialled) CopyText(choice.text, dialled.error().message);
+  RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(choice), kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const auto ready_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
+  ASSIGN_OR_RETURN(const PathDecision ready, ParsePathDecision(ready_bytes));
+  ++taken.round_trips;
+  if (ready.path != choice.path && ready.path != Path::kTcp) {
+    return Fail(Code::kProtocol, "The server is ready for another path than was chosen.");
+  }
+  if (!dialled) {
+    return no_shm(dialled.error().message + " Client and server may be in different containers.");
+  }
+  if (ready.path != Path::kShm) {
+    return no_shm(std::string("The server cannot share memory: ") + ready.text);
+  }
+  LOG_INFO("session", "The session goes through shared memory.");
+  taken.connection = std::move(*dialled);
+  return taken;
+}
+
 Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local, int control,
                               int bulk, const Welcome& welcome) {
   const Deadline deadline = Deadline::After(options.timeout_ms + kTalkMs);
@@ -110,7 +160,7 @@ Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local
   };
   if (offer.path != Path::kRdma) {
     taken.why = std::string("The server cannot use RDMA: ") + offer.text;
-    if (offer.rdma_only != 0) return no_tcp(taken.why);
+    if (offer.no_tcp != 0) return no_tcp(taken.why);
     return taken;
   }
 
@@ -145,13 +195,13 @@ Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local
     taken.begin_again = true;
     // Until the worker has hung up it counts as one of the server's sessions.
     (void)tcp::ReceiveBlob(control, kMaxHelloBytes, Deadline::After(kGoneMs));
-    if (offer.rdma_only != 0) return no_tcp(taken.why);
+    if (offer.no_tcp != 0) return no_tcp(taken.why);
     return taken;
   }
   if (ready.path != Path::kRdma) {
     taken.why = std::string("The server cannot use RDMA: ") + ready.text;
     taken.begin_again = true;  // closing the RDMA connection has ended the socket beside it
-    if (offer.rdma_only != 0) return no_tcp(taken.why);
+    if (offer.no_tcp != 0) return no_tcp(taken.why);
     return taken;
   }
   std::string addresses;

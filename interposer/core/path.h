@@ -1,9 +1,12 @@
-// The client's half of choosing what carries a session: RDMA or tcp.
+// The client's half of choosing what carries a session: shared memory, RDMA or tcp.
 //
 // What this host can do is found out before the hello (PrepareRdma), so that a host without RDMA
 // says nothing of it and loses no time. After the hello, AgreeOnPath talks with the session's
 // worker and dials. Whatever goes wrong up to there ends in tcp and one warning, unless the program
 // demands RDMA; then it is the error of the connection.
+//
+// Shared memory is simpler: whether both are on one machine shows when the client finds the
+// worker's unix socket, and where it does not, the session goes on over the sockets that are there.
 #pragma once
 
 #include <memory>
@@ -36,12 +39,17 @@ struct LocalRdma {
 // `control` is connected to the server. An error if RDMA is demanded and cannot be.
 Result<LocalRdma> PrepareRdma(const PathOptions& options, int control);
 
+// True if this side wants to share memory with the server.
+bool WantsShm(const PathOptions& options, int control);
+
 struct PathTaken {
   std::unique_ptr<transport::Connection> connection;  // null: tcp, and `why`
   std::string why;
   bool begin_again = false;  // the sockets cannot be used any more
   uint64_t round_trips = 0;
 };
+// Both sides have kFeatureShm. The socket stays the caller's.
+Result<PathTaken> AgreeOnShm(int control, const Welcome& welcome);
 // Both sides have kFeatureRdma. The sockets stay the caller's.
 Result<PathTaken> AgreeOnPath(const PathOptions& options, const LocalRdma& local, int control,
                               int bulk, const Welcome& welcome);

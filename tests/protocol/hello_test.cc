@@ -117,7 +117,18 @@ TEST_CASE("a path offer is dialled only if every part of it is possible", "[prot
     return !result.has_value() && result.error().code == Code::kProtocol;
   };
   REQUIRE(refused([](PathOffer& offer) { offer.magic = 0; }));
-  REQUIRE(refused([](PathOffer& offer) { offer.path = static_cast<Path>(3); }));
+  REQUIRE(refused([](PathOffer& offer) { offer.path = static_cast<Path>(4); }));
+  REQUIRE(refused([](PathOffer& offer) { offer.path = Path::kShm; }));  // names two sockets
+  REQUIRE(refused([](PathOffer& offer) {
+    offer.path = Path::kShm;
+    offer.rail_count = 1;
+    offer.addresses[0][0] = '\0';
+  }));
+  PathOffer shm = good;
+  shm.path = Path::kShm;
+  shm.rail_count = 1;
+  CopyText(shm.addresses[0], "penstock-0123");
+  REQUIRE(ParsePathOffer(Bytes(shm))->addresses[0] == std::string("penstock-0123"));
   REQUIRE(refused([](PathOffer& offer) { offer.port = 0; }));
   REQUIRE(refused([](PathOffer& offer) { offer.port = 65536; }));
   REQUIRE(refused([](PathOffer& offer) { offer.rail_count = 0; }));

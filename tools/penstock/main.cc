@@ -77,10 +77,11 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingFile.description(""))
       ->envname("PENSTOCK_KEY_FILE")
       ->type_name("FILE");
-  run->add_option(
-         "--transport", options.transport,
-         "auto: RDMA where both hosts can, else tcp (default); rdma: that or an error; tcp")
-      ->check(CLI::IsMember({"auto", "rdma", "tcp"}).description(""))
+  run->add_option("--transport", options.transport,
+                  "auto: RDMA where both hosts can, else tcp (default); shm (shared memory, same "
+                  "machine) or "
+                  "rdma: that or an error; tcp")
+      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}).description(""))
       ->envname("PENSTOCK_TRANSPORT")
       ->type_name("KIND");
   run->add_flag("--wait", options.wait,

@@ -12,7 +12,7 @@ struct RunOptions {
   int gpus = 0;           // 0: as many as the server offers
   std::string server;     // HOST:PORT; empty: none is configured
   std::string key_file;   // empty: no key
-  std::string transport;  // auto, rdma or tcp; empty: as PENSTOCK_TRANSPORT says
+  std::string transport;  // auto, shm, rdma or tcp; empty: as PENSTOCK_TRANSPORT says
   bool wait = false;      // until the server has a GPU free
   bool simulate = false;
   std::vector<std::string> program;  // with its arguments

@@ -46,7 +46,8 @@ class ShmListener : public Listener {
   ShmListener(const ShmOptions& options, std::string name, UniqueFd socket)
       : options_(options), name_(std::move(name)), socket_(std::move(socket)) {}
   const std::string& name() const override { return name_; }
-  Result<std::unique_ptr<Connection>> Accept(const Token& token, Deadline deadline) override;
+  Result<std::unique_ptr<Connection>> Accept(const Token& token, Deadline deadline,
+                                             int other) override;
 
  private:
   // What a peer that has connected says first.
@@ -101,25 +102,29 @@ Result<std::unique_ptr<Connection>> ShmListener::Welcome(UniqueFd socket, Deadli
   return connection;
 }
 
-Result<std::unique_ptr<Connection>> ShmListener::Accept(const Token& token, Deadline deadline) {
+Result<std::unique_ptr<Connection>> ShmListener::Accept(const Token& token, Deadline deadline,
+                                                        int other) {
   std::vector<UniqueFd> waiting;
   std::vector<pollfd> entries;
   for (;;) {
-    entries.assign(1, {socket_.get(), POLLIN, 0});
+    entries = {{socket_.get(), POLLIN, 0}, {other, POLLIN, 0}};
     for (const UniqueFd& socket : waiting) entries.push_back({socket.get(), POLLIN, 0});
     const int ready = poll(entries.data(), entries.size(), deadline.poll_timeout_ms());
     if (ready == 0 || deadline.expired()) {
       return Fail(Code::kTimeout, "The client does not come to the session's socket in time.");
     }
     if (ready < 0 && errno != EINTR) return FailErrno("Cannot wait for the client");
-    for (size_t i = entries.size(); i-- > 1;) {
-      if (entries[i].revents == 0) continue;
-      UniqueFd socket = std::move(waiting[i - 1]);
-      waiting.erase(waiting.begin() + static_cast<ptrdiff_t>(i - 1));
+    for (size_t i = waiting.size(); i-- > 0;) {
+      if (entries[i + 2].revents == 0) continue;
+      UniqueFd socket = std::move(waiting[i]);
+      waiting.erase(waiting.begin() + static_cast<ptrdiff_t>(i));
       if (IsTheClient(socket, token)) {
         socket_.reset();
         return Welcome(std::move(socket), deadline);
       }
+    }
+    if (entries[1].revents != 0) {
+      return Fail(Code::kUnavailable, "The client does not come to the session's socket.");
     }
     if (entries[0].revents == 0) continue;
     UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

@@ -45,8 +45,10 @@ class Listener {
   static Result<std::unique_ptr<Listener>> Open(const ShmOptions& options);
   // Of the socket, without the leading NUL; plain characters.
   virtual const std::string& name() const = 0;
-  // Waits for the client that shows the token. Others are hung up on.
-  virtual Result<std::unique_ptr<Connection>> Accept(const Token& token, Deadline deadline) = 0;
+  // Waits for the client that shows the token. Others are hung up on. Gives up when `other` (a
+  // descriptor, or -1) becomes readable first: the client says there that it does not come.
+  virtual Result<std::unique_ptr<Connection>> Accept(const Token& token, Deadline deadline,
+                                                     int other = -1) = 0;
 };
 
 Result<std::unique_ptr<Connection>> Dial(const ShmOptions& options, const std::string& name,
