@@ -37,8 +37,7 @@ struct DeviceAllocation {
 // Pinned memory of the program. `region` makes it readable and writable for the server.
 struct HostAllocation {
   std::byte* base = nullptr;
-  size_t bytes = 0;         // as the program asked
-  size_t mapped_bytes = 0;  // whole pages
+  size_t bytes = 0;  // as the program asked
   unsigned flags = 0;
   bool registered = false;  // cuMemHostRegister: the memory is the program's own
   ContextRecord* context = nullptr;

@@ -1,7 +1,5 @@
 #include "interposer/core/bounce.h"
 
-#include <sys/mman.h>
-
 #include "common/log.h"
 #include "interposer/core/session.h"
 
@@ -12,28 +10,15 @@ constexpr size_t kBytes = size_t{kBounceSlots} * kBounceSlotBytes;
 
 }  // namespace
 
-Bounce::~Bounce() {
-  region_.reset();
-  if (memory_ != nullptr) munmap(memory_, kBytes);
-}
-
 bool Bounce::Key(transport::MemoryKey* key) {
   std::lock_guard lock(mutex_);
   if (region_ == nullptr && !failed_) {
     failed_ = true;
-    void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-      LOG_ERROR("memory", "Cannot map the bounce slots (%zu bytes).", kBytes);
-      return false;
-    }
-    auto region = connection_.Register(memory, kBytes, transport::Access::kPeerReadsAndWrites);
+    auto region = connection_.Allocate(kBytes, transport::Access::kPeerReadsAndWrites);
     if (!region) {
-      LOG_ERROR("memory", "Cannot register the bounce slots: %s", region.error().message.c_str());
-      munmap(memory, kBytes);
+      LOG_ERROR("memory", "Cannot make the bounce slots: %s", region.error().message.c_str());
       return false;
     }
-    memory_ = static_cast<std::byte*>(memory);
     region_ = std::move(*region);
     failed_ = false;
   }

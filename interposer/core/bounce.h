@@ -29,21 +29,21 @@ namespace penstock::interposer {
 
 class Session;
 
-// The slots' memory, mapped and registered when first used.
+// The slots' memory, made when first used.
 class Bounce {
  public:
   explicit Bounce(transport::Connection& connection) : connection_(connection) {}
-  ~Bounce();
 
   // False if the memory cannot be had.
   bool Key(transport::MemoryKey* key);
-  std::byte* slot(uint32_t index) const { return memory_ + size_t{index} * kBounceSlotBytes; }
+  std::byte* slot(uint32_t index) const {
+    return region_->address() + size_t{index} * kBounceSlotBytes;
+  }
 
  private:
   transport::Connection& connection_;
   std::mutex mutex_;  // guards everything below until `region_` is there
   bool failed_ = false;
-  std::byte* memory_ = nullptr;
   std::unique_ptr<transport::MemoryRegion> region_;
 };
 

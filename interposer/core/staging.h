@@ -1,6 +1,6 @@
 // Memory that pageable uploads are copied into, so that the program may go on at once.
 //
-// Two pools of fixed slots, mapped and registered when first used. A slot is taken by an upload and
+// Two pools of fixed slots, made when first used. A slot is taken by an upload and
 // comes back through a progress entry, which says how often the server has released it: absolute
 // numbers, so a repeated entry changes nothing. All slots taken means that the streams are far
 // behind; the caller waits, as a local driver would.
@@ -27,7 +27,6 @@ struct StagingSlot {
 class Staging {
  public:
   explicit Staging(transport::Connection& connection) : connection_(connection) {}
-  ~Staging();
 
   enum class Outcome { kTaken, kNone, kFailed };
   // A slot of at least so many bytes (at most kLargeStagingBytes).
@@ -40,7 +39,6 @@ class Staging {
  private:
   struct Pool {
     uint32_t slot_bytes, slots, first_index;
-    std::byte* memory = nullptr;
     std::unique_ptr<transport::MemoryRegion> region;
     std::vector<uint32_t> free;
     std::vector<uint64_t> taken, released;

@@ -15,38 +15,25 @@
 namespace penstock::interposer {
 namespace {
 
-uint64_t PageBytes() {
-  static const uint64_t bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
 CUresult Allocate(Call& call, void** result, size_t bytes, unsigned flags) {
   if (!call.ready() || !call.Out(result)) return call.result();
   constexpr unsigned kKnown =
       CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if (bytes == 0 || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (bytes > SIZE_MAX - PageBytes()) return CUDA_ERROR_OUT_OF_MEMORY;
-  const size_t mapped = (bytes + PageBytes() - 1) & ~(PageBytes() - 1);
-  void* const memory =
-      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  auto region =
-      call.session().connection().Register(memory, mapped, transport::Access::kPeerReadsAndWrites);
+  auto region = call.session().connection().Allocate(bytes, transport::Access::kPeerReadsAndWrites);
   if (!region) {
-    LOG_ERROR("memory", "Cannot register pinned memory (%zu bytes): %s", bytes,
+    LOG_ERROR("memory", "Cannot make pinned memory (%zu bytes): %s", bytes,
               region.error().message.c_str());
-    munmap(memory, mapped);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   auto allocation = std::make_shared<HostAllocation>();
-  allocation->base = static_cast<std::byte*>(memory);
+  allocation->base = (*region)->address();
   allocation->bytes = bytes;
-  allocation->mapped_bytes = mapped;
   allocation->flags = flags;
   allocation->context = &call.context();
   allocation->region = std::move(*region);
+  *result = allocation->base;
   call.session().plan.AddHost(std::move(allocation));
-  *result = memory;
   return CUDA_SUCCESS;
 }
 
@@ -106,8 +93,7 @@ CUresult CuMemFreeHost(void* memory) {
   WaitForUses(call, *found);
   const auto allocation = plan.RemoveHost(memory);
   if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  allocation->region.reset();
-  munmap(allocation->base, allocation->mapped_bytes);
+  allocation->region.reset();  // and the memory with it
   return CUDA_SUCCESS;
 }
 

@@ -59,9 +59,9 @@ CUresult ToDevice(const Driver& driver, CUdeviceptr target, uint64_t target_pitc
   return driver.cuMemcpy2DAsync_v2(&copy, stream);
 }
 
-CUresult FromDevice(const Driver& driver, void* target, CUdeviceptr source, uint64_t source_pitch,
-                    uint64_t width, uint64_t height, CUstream stream) {
-  if (height == 1 || source_pitch == width) {
+CUresult FromDevice(const Driver& driver, void* target, uint64_t target_pitch, CUdeviceptr source,
+                    uint64_t source_pitch, uint64_t width, uint64_t height, CUstream stream) {
+  if (height == 1 || (source_pitch == width && target_pitch == width)) {
     return driver.cuMemcpyDtoHAsync_v2(target, source, width * height, stream);
   }
   CUDA_MEMCPY2D copy = Rows(width, height);
@@ -70,7 +70,7 @@ CUresult FromDevice(const Driver& driver, void* target, CUdeviceptr source, uint
   copy.srcPitch = source_pitch;
   copy.dstMemoryType = CU_MEMORYTYPE_HOST;
   copy.dstHost = target;
-  copy.dstPitch = width;
+  copy.dstPitch = target_pitch;
   return driver.cuMemcpy2DAsync_v2(&copy, stream);
 }
 
@@ -132,7 +132,7 @@ struct Transfers::Transfer {
   }
 };
 
-Transfers::Transfers(Worker& worker) : worker_(worker) {}
+Transfers::Transfers(Worker& worker) : worker_(worker), pins_(worker) {}
 Transfers::~Transfers() = default;
 
 CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
@@ -264,8 +264,8 @@ CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& com
   CUevent event = worker_.TakeEvent(*context);
   CUresult result = event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
   if (result == CUDA_SUCCESS) {
-    result = FromDevice(worker_.driver(), slot.address, command.source, command.source_pitch,
-                        command.width, command.height, stream->stream);
+    result = FromDevice(worker_.driver(), slot.address, command.width, command.source,
+                        command.source_pitch, command.width, command.height, stream->stream);
   }
   if (result == CUDA_SUCCESS) {
     result = worker_.driver().cuEventRecord(event, stream->stream);
@@ -293,7 +293,67 @@ CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& com
   return kDeferred;
 }
 
+namespace {
+
+// What a copy in the program's stream needs until it is done, or its context is gone.
+struct DirectCopy {
+  std::shared_ptr<const void> memory;
+  Progress* progress = nullptr;  // of a staged one
+  uint32_t slot = 0;
+  ~DirectCopy() {
+    if (progress != nullptr) progress->ReleaseStagingSlot(slot);
+  }
+};
+
+}  // namespace
+
+bool Transfers::CopyDirectly(CallContext& call, const Transfer& transfer, CUresult* result) {
+  const Driver& driver = worker_.driver();
+  const auto context = worker_.current();
+  const uint64_t extent = (transfer.height - 1) * transfer.host_pitch + transfer.width;
+  const transport::Access access =
+      transfer.upload ? transport::Access::kPeerReads : transport::Access::kPeerWrites;
+  transport::ReachedMemory memory;
+  if (!worker_.connection().Reach(transfer.key, transfer.offset, extent, access, &memory) ||
+      !pins_.Usable(context, memory)) {
+    return false;
+  }
+  const CUevent event = worker_.TakeEvent(*context);
+  if (event == nullptr) return false;
+  auto held = std::make_shared<DirectCopy>();
+  held->memory = std::move(memory.keep);
+  if (transfer.staged) {
+    held->progress = &worker_.progress();
+    held->slot = transfer.slot;
+  }
+  const CUstream stream = call.stream_state()->stream;
+  *result = transfer.upload
+                ? ToDevice(driver, transfer.device, transfer.device_pitch, memory.address,
+                           transfer.host_pitch, transfer.width, transfer.height, stream)
+                : FromDevice(driver, memory.address, transfer.host_pitch, transfer.device,
+                             transfer.device_pitch, transfer.width, transfer.height, stream);
+  if (*result == CUDA_SUCCESS) *result = driver.cuEventRecord(event, stream);
+  if (*result != CUDA_SUCCESS) {
+    worker_.ReturnEvent(*context, event);
+    return true;
+  }
+  Wait wait;
+  wait.token = call.token();
+  wait.context = context;
+  wait.events.push_back(event);
+  wait.reveals_output = wait.token.needed;
+  wait.finish = [held](std::vector<std::byte>*) { return CUDA_SUCCESS; };
+  if (!worker_.options().deferred_waits && wait.token.needed) driver.cuEventSynchronize(event);
+  worker_.waits().Add(std::move(wait));
+  *result = kDeferred;
+  return true;
+}
+
 CUresult Transfers::Begin(CallContext& call, Transfer transfer) {
+  if (CUresult direct;
+      transfer.remote && !transfer.bounced && CopyDirectly(call, transfer, &direct)) {
+    return direct;
+  }
   const Driver& driver = worker_.driver();
   transfer.id = next_id_++;
   transfer.token = call.token();
@@ -442,8 +502,8 @@ CUresult Transfers::CopyOnDevice(Transfer& transfer, Piece& piece) {
   const CUresult copied =
       transfer.upload ? ToDevice(driver, device, transfer.device_pitch, arena.chunk(piece.chunk),
                                  piece.stride, piece.width, piece.rows, stream)
-                      : FromDevice(driver, arena.chunk(piece.chunk), device, transfer.device_pitch,
-                                   piece.width, piece.rows, stream);
+                      : FromDevice(driver, arena.chunk(piece.chunk), piece.width, device,
+                                   transfer.device_pitch, piece.width, piece.rows, stream);
   if (copied != CUDA_SUCCESS) return copied;
   piece.number = ++transfer.copies_issued();
   const WordIndex word =
@@ -689,6 +749,7 @@ bool Transfers::OnBulkDone(uint64_t cookie, transport::BulkStatus status) {
 }
 
 bool Transfers::Step() {
+  pins_.Sweep();
   bool moved = false;
   for (auto transfer = transfers_.begin(); transfer != transfers_.end();) {
     moved = Advance(*transfer) || moved;
@@ -706,6 +767,7 @@ bool Transfers::Step() {
 }
 
 void Transfers::DropContext(const ContextState& context, CUresult error) {
+  pins_.DropContext(context);
   for (Transfer& transfer : transfers_) {
     if (transfer.context.get() != &context) continue;
     Fail(transfer, error);

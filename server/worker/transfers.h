@@ -19,6 +19,9 @@
 // go straight between the two, under the same gate. If that turns out not to work, the transfer
 // begins again with chunks, which nobody notices, because the gate is still closed.
 //
+// Client memory that this process reaches itself (shared memory) and the driver has pinned needs
+// none of it: the copy goes straight into the program's stream, from or to where the bytes are.
+//
 // Each transfer is a state machine that Step moves on. A chunk is taken only by a transfer whose
 // stream has reached it, so transfers never wait for each other in a circle.
 #pragma once
@@ -33,6 +36,7 @@
 #include "protocol/operations.h"
 #include "server/worker/objects.h"
 #include "server/worker/outbox.h"
+#include "server/worker/pins.h"
 #include "transport/transport.h"
 
 namespace penstock::server {
@@ -65,6 +69,8 @@ class Transfers {
                         std::span<const std::byte> bytes);
   CUresult DownloadInline(CallContext& call, const DownloadCommand& command);
   CUresult Begin(CallContext& call, Transfer transfer);
+  // False if the client's memory cannot be reached.
+  bool CopyDirectly(CallContext& call, const Transfer& transfer, CUresult* result);
   bool Advance(Transfer& transfer);
   bool Reached(Transfer& transfer);
   // Starts the next piece; false when there is none or no room for it now.
@@ -90,6 +96,7 @@ class Transfers {
   static constexpr uint32_t kMostMoves = 256;  // Gets or Puts of one piece under way
 
   Worker& worker_;
+  Pins pins_;
   std::list<Transfer> transfers_;  // in the order of their calls
   uint64_t next_id_ = 1;
 };

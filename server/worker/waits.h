@@ -19,7 +19,7 @@ class CallContext;
 class Worker;
 
 struct Wait {
-  ReplyToken token;
+  ReplyToken token;  // of a posted call: nobody is answered unless it fails
   std::shared_ptr<ContextState> context;
   // Any of these; the wait is over when none is left.
   std::vector<CUevent> events;  // from the context's pool, recorded when the wait began
