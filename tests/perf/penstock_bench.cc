@@ -12,6 +12,9 @@
 //   copies        256 MiB of random bytes each way against a loop of send and recv, and against
 //                 the transport's own bulk moves
 //
+// Through shared memory (--transport shm) the baselines are a ping-pong in shared memory with the
+// same way of waking, and memcpy between buffers of the same size.
+//
 // Things to compare are measured in turns, so that a busy second hits both. Medians throughout.
 #include <cuda.h>
 #include <unistd.h>
@@ -21,12 +24,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/clock.h"
 #include "tests/perf/random_bytes.h"
 #include "tests/perf/raw_peer.h"
+#include "tests/perf/shared_peer.h"
 #include "tests/perf/transport_peer.h"
 
 namespace penstock::perf {
@@ -85,8 +90,8 @@ double Seconds(const std::function<void()>& work) {
 
 class Bench {
  public:
-  Bench(const Sizes& sizes, RawPeer& raw, TransportPeer& transport)
-      : sizes_(sizes), raw_(raw), transport_(transport) {
+  Bench(const Sizes& sizes, RawPeer& raw, SharedPeer* shared, TransportPeer& transport)
+      : sizes_(sizes), raw_(raw), shared_(shared), transport_(transport) {
     CUdevice device;
     CUcontext context;
     CUmodule module;
@@ -153,13 +158,19 @@ class Bench {
     for (int i = 0; i < sizes_.questions; i += kQuestionBlock) {
       size_t free_bytes, total;
       measure(asked, [&] { CHECK(cuMemGetInfo(&free_bytes, &total)); });
-      measure(echoed, [&] { raw_.PingPong(sizes_.request_bytes, sizes_.reply_bytes, false); });
+      measure(echoed, [&] {
+        if (shared_ != nullptr) {
+          shared_->PingPong(sizes_.request_bytes, sizes_.reply_bytes);
+        } else {
+          raw_.PingPong(sizes_.request_bytes, sizes_.reply_bytes, false);
+        }
+      });
       measure(looked, [&] { raw_.PingPong(sizes_.request_bytes, sizes_.reply_bytes, true); });
     }
     Row best = {"cuMemGetInfo / ping-pong, best tenth", "us", Quantile(asked, 10)};
     best.raw = Quantile(echoed, 10);
     best.ratio = best.value / best.raw;
-    rows_.push_back({"ping-pong that looks before it sleeps", "us", Median(looked)});
+    rows_.push_back({"tcp ping-pong that looks before it sleeps", "us", Median(looked)});
     rows_.push_back(best);
     Row row = {"cuMemGetInfo / ping-pong", "us", Median(asked), Median(echoed)};
     row.ratio = row.value / row.raw;
@@ -190,8 +201,24 @@ class Bench {
       std::function<void()> move;
       int baseline;  // index of the raw row, or -1
     } moves[] = {
-        {"raw send", [&] { raw_.Send(other, bytes); }, -1},
-        {"raw receive", [&] { raw_.Receive(other, bytes); }, -1},
+        {shared_ != nullptr ? "memcpy from pinned" : "raw send",
+         [&] {
+           if (shared_ != nullptr) {
+             std::memcpy(other, pinned, bytes);
+           } else {
+             raw_.Send(other, bytes);
+           }
+         },
+         -1},
+        {shared_ != nullptr ? "memcpy to pinned" : "raw receive",
+         [&] {
+           if (shared_ != nullptr) {
+             std::memcpy(pinned, other, bytes);
+           } else {
+             raw_.Receive(other, bytes);
+           }
+         },
+         -1},
         {"transport Get", [&] { transport_.Pull(bytes); }, 0},
         {"transport Put", [&] { transport_.Push(bytes); }, 1},
         {"host to device, pinned",
@@ -230,7 +257,8 @@ class Bench {
       if (moves[i].baseline >= 0) {
         row.raw = Median(rates[moves[i].baseline]);
         row.ratio = row.value / row.raw;
-        if (std::strncmp(moves[i].name, "transport", 9) != 0) {
+        const bool pageable = std::strstr(moves[i].name, "pageable") != nullptr;
+        if (std::strncmp(moves[i].name, "transport", 9) != 0 && !(shared_ && pageable)) {
           row.limit = 0.85;
           row.at_least = true;
         }
@@ -245,6 +273,7 @@ class Bench {
 
   const Sizes sizes_;
   RawPeer& raw_;
+  SharedPeer* const shared_;  // null over tcp
   TransportPeer& transport_;
   CUfunction nothing_;
   CUstream streams_[kStreams];
@@ -283,7 +312,8 @@ void PrintJson(const std::vector<Row>& rows) {
 
 [[noreturn]] void Usage() {
   fprintf(stderr,
-          "Usage: penstock_bench [--json] [--smoke] [--request-bytes N] [--reply-bytes N]\n"
+          "Usage: penstock_bench [--json] [--smoke] [--transport shm] [--request-bytes N] "
+          "[--reply-bytes N]\n"
           "  --json    a list of rows instead of the table\n"
           "  --smoke   tiny sizes: shows that it works, the numbers mean nothing\n"
           "  --request-bytes, --reply-bytes   of cuMemGetInfo on the wire, for the ping-pong\n");
@@ -292,7 +322,7 @@ void PrintJson(const std::vector<Row>& rows) {
 
 int Main(int argc, char** argv) {
   Sizes sizes;
-  bool json = false;
+  bool json = false, through_memory = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--json") {
@@ -303,6 +333,8 @@ int Main(int argc, char** argv) {
       sizes.batches = 3;
       sizes.batch = 100;
       sizes.questions = sizes.waits = 20;
+    } else if (argument == "--transport" && i + 1 < argc) {
+      through_memory = std::string(argv[++i]) == "shm";
     } else if (argument == "--request-bytes" && i + 1 < argc) {
       sizes.request_bytes = std::clamp(atoi(argv[++i]), 16, 4096);
     } else if (argument == "--reply-bytes" && i + 1 < argc) {
@@ -311,9 +343,11 @@ int Main(int argc, char** argv) {
       Usage();
     }
   }
-  RawPeer raw;  // both fork, so they come before everything that makes threads
-  TransportPeer transport(sizes.copy_bytes);
-  const std::vector<Row> rows = Bench(sizes, raw, transport).Run();
+  RawPeer raw;  // all fork, so they come before everything that makes threads
+  std::unique_ptr<SharedPeer> shared;
+  if (through_memory) shared = std::make_unique<SharedPeer>();
+  TransportPeer transport(sizes.copy_bytes, through_memory);
+  const std::vector<Row> rows = Bench(sizes, raw, shared.get(), transport).Run();
   if (json) {
     PrintJson(rows);
   } else {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/perf/random_bytes.h"
+#include "transport/shm/shm.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/tcp.h"
 
@@ -84,8 +85,20 @@ void Serve(Connection& connection, uint64_t bytes) {
 
 }  // namespace
 
-TransportPeer::TransportPeer(uint64_t bytes) {
+constexpr shm::Token kToken = {1};  // nobody else is to find the socket within the moment
+
+TransportPeer::TransportPeer(uint64_t bytes, bool through_memory) {
   const Deadline deadline = Deadline::After(20'000);
+  if (through_memory) {
+    auto listener = Must(shm::Listener::Open({}));
+    name_ = listener->name();
+    child_ = fork();
+    if (child_ < 0) Die("Cannot fork.");
+    if (child_ > 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    Serve(*Must(listener->Accept(kToken, Deadline::After(600'000))), bytes);
+    _exit(0);
+  }
   auto listener = Must(tcp::Listener::Bind("127.0.0.1", 0));
   child_ = fork();
   if (child_ < 0) Die("Cannot fork.");
@@ -103,7 +116,8 @@ TransportPeer::TransportPeer(uint64_t bytes) {
 }
 
 void TransportPeer::Connect(std::byte* memory, uint64_t bytes) {
-  connection_ = tcp::Adopt(UniqueFd(sockets_[0]), UniqueFd(sockets_[1]), {});
+  connection_ = name_.empty() ? tcp::Adopt(UniqueFd(sockets_[0]), UniqueFd(sockets_[1]), {})
+                              : Must(shm::Dial({}, name_, kToken, Deadline::After(20'000)));
   region_ = Must(connection_->Register(memory, bytes, Access::kPeerReadsAndWrites));
 }
 

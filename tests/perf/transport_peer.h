@@ -1,4 +1,4 @@
-// The other end of the transport baselines: a child process that plays the server of a tcp
+// The other end of the transport baselines: a child process that plays the server of a tcp or shm
 // Connection and pulls from, or pushes to, this process's registered memory. No frames but those
 // that start and end a move, no CUDA.
 #pragma once
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "transport/transport.h"
 
@@ -16,7 +17,7 @@ namespace penstock::perf {
 class TransportPeer {
  public:
   // Forks: make it before there are threads. `bytes`: of the largest move.
-  explicit TransportPeer(uint64_t bytes);
+  TransportPeer(uint64_t bytes, bool through_memory);
   ~TransportPeer();
   TransportPeer(const TransportPeer&) = delete;
   TransportPeer& operator=(const TransportPeer&) = delete;
@@ -29,7 +30,8 @@ class TransportPeer {
  private:
   void Move(uint64_t bytes, uint64_t pull);
 
-  int sockets_[2] = {-1, -1};
+  int sockets_[2] = {-1, -1};  // of tcp
+  std::string name_;           // of shm's socket
   pid_t child_ = -1;
   std::unique_ptr<transport::Connection> connection_;
   std::unique_ptr<transport::MemoryRegion> region_;
