@@ -278,10 +278,11 @@ Result<Options> ParseOptions(int argc, char** argv) {
   app.add_option("--key-file", options.key_file,
                  "File with the key (16 bytes or more) that every client must\nhold as well")
       ->type_name("FILE");
-  app.add_option("--transport", kind,
-                 "auto: RDMA for clients that can use it, tcp for the others; shm (shared\nmemory, "
-                 "same machine) or rdma: clients without it are refused;\ntcp: nothing else. "
-                 "Default auto")
+  app.add_option(
+         "--transport", kind,
+         "auto: shared memory on this machine, RDMA or tcp from others; shm (shared\nmemory, "
+         "same machine) or rdma: clients without it are refused;\ntcp: nothing else. "
+         "Default auto")
       ->type_name("KIND");
   app.add_option("--config", config, "TOML file with any of these settings, see below")
       ->type_name("FILE");

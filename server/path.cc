@@ -96,9 +96,6 @@ Accepted ShareMemory(const SessionParameters& parameters, UniqueFd control, Uniq
   namespace shm = transport::shm;
   const bool only = parameters.shm.only != 0;
   Deadline deadline = Deadline::After(kRequestMs);
-  ASSIGN_OR_RETURN(const auto request_bytes,
-                   tcp::ReceiveBlob(control.get(), kMaxHelloBytes, deadline));
-  RETURN_IF_ERROR(ParsePathRequest(request_bytes));
   const auto without = [&](const std::string& why) -> Accepted {
     if (only) return Fail(Code::kUnsupported, "Memory cannot be shared with the client: " + why);
     LOG_INFO("session", "Session %lu goes over tcp instead of shared memory: %s",
@@ -127,12 +124,8 @@ Accepted ShareMemory(const SessionParameters& parameters, UniqueFd control, Uniq
   ASSIGN_OR_RETURN(const auto choice_bytes,
                    tcp::ReceiveBlob(control.get(), kMaxHelloBytes, deadline));
   ASSIGN_OR_RETURN(const PathDecision choice, ParsePathDecision(choice_bytes));
-  if (choice.path == Path::kTcp || !shared) {
-    const std::string why = choice.path == Path::kTcp ? choice.text : shared.error().message;
-    RETURN_IF_ERROR(Decide(control.get(), Path::kTcp, why, deadline));
-    return without(why);
-  }
-  RETURN_IF_ERROR(Decide(control.get(), Path::kShm, "", deadline));
+  if (choice.path == Path::kTcp) return without(choice.text);
+  if (!shared) return shared;
   LOG_INFO("session", "Session %lu goes through shared memory.", parameters.session);
   return shared;
 }

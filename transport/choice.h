@@ -1,6 +1,7 @@
 // Which transport a side is told to use, and whether this host has what RDMA needs.
 //
-//   auto   RDMA where both hosts have an RDMA device, tcp elsewhere; trouble with RDMA ends in tcp
+//   auto   shared memory if the server's address is a loopback one, RDMA where both hosts have an
+//          RDMA device, tcp elsewhere; trouble with the first two ends in tcp
 //   shm    shared memory or an error
 //   rdma   RDMA or an error
 //   tcp    nothing else

@@ -97,19 +97,18 @@ Result<LocalRdma> PrepareRdma(const PathOptions& options, int control) {
   return local;
 }
 
-bool WantsShm(const PathOptions& options, int) {
-  return options.choice == Choice::kShm;
+bool WantsShm(const PathOptions& options, int control) {
+  return options.choice == Choice::kShm ||
+         (options.choice == Choice::kAuto && transport::PeerIsLoopback(control));
 }
 
 Result<PathTaken> AgreeOnShm(int control, const Welcome& welcome) {
   namespace shm = transport::shm;
   const Deadline deadline = Deadline::After(kShmMs + kTalkMs);
   PathTaken taken;
-  const PathRequest request;
-  RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(request), kMaxHelloBytes, deadline));
+  // Comes unasked, after the bulk socket's welcome.
   ASSIGN_OR_RETURN(const auto offer_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
   ASSIGN_OR_RETURN(const PathOffer offer, ParsePathOffer(offer_bytes));
-  ++taken.round_trips;
   const auto no_shm = [&](const std::string& why) -> Result<PathTaken> {
     taken.why = why;
     if (offer.no_tcp == 0) return std::move(taken);
@@ -123,22 +122,14 @@ Result<PathTaken> AgreeOnShm(int control, const Welcome& welcome) {
   options.max_frame = welcome.server.max_frame_bytes;
   const PathToken token = DerivePathToken(welcome.ticket, welcome.session, welcome.epoch);
   auto dialled = shm::Dial(options, offer.addresses[0], token, Deadline::After(kShmMs));
-
+  ++taken.round_trips;
+  // No answer comes: by the time that the dialling is over the server has its end.
   PathDecision choice;
   choice.path = dialled ? Path::kShm : Path::kTcp;
   if (!dialled) CopyText(choice.text, dialled.error().message);
   RETURN_IF_ERROR(tcp::SendBlob(control, Bytes(choice), kMaxHelloBytes, deadline));
-  ASSIGN_OR_RETURN(const auto ready_bytes, tcp::ReceiveBlob(control, kMaxHelloBytes, deadline));
-  ASSIGN_OR_RETURN(const PathDecision ready, ParsePathDecision(ready_bytes));
-  ++taken.round_trips;
-  if (ready.path != choice.path && ready.path != Path::kTcp) {
-    return Fail(Code::kProtocol, "The server is ready for another path than was chosen.");
-  }
   if (!dialled) {
     return no_shm(dialled.error().message + " Client and server may be in different containers.");
-  }
-  if (ready.path != Path::kShm) {
-    return no_shm(std::string("The server cannot share memory: ") + ready.text);
   }
   LOG_INFO("session", "The session goes through shared memory.");
   taken.connection = std::move(*dialled);

@@ -144,8 +144,10 @@ def direct_env(**more):
 
 
 def client_env(daemon, **more):
-    """For a program whose GPU is the daemon's: nothing but the preload and two variables."""
-    env = {**_clean_environment(), "LD_PRELOAD": INTERPOSER, "PENSTOCK_SERVER": daemon.address}
+    """For a program whose GPU is the daemon's: nothing but the preload and three variables. On one
+    machine the default were shared memory, so tcp is named; shared_memory.py names the other."""
+    env = {**_clean_environment(), "LD_PRELOAD": INTERPOSER, "PENSTOCK_SERVER": daemon.address,
+           "PENSTOCK_TRANSPORT": "tcp"}
     if daemon.key_file:
         env["PENSTOCK_KEY_FILE"] = daemon.key_file
     return {**env, **more}

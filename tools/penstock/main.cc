@@ -78,7 +78,8 @@ int main(int argc, char** argv) {
       ->envname("PENSTOCK_KEY_FILE")
       ->type_name("FILE");
   run->add_option("--transport", options.transport,
-                  "auto: RDMA where both hosts can, else tcp (default); shm (shared memory, same "
+                  "auto: shared memory on one machine, RDMA where both hosts can, else tcp "
+                  "(default); shm (shared memory, same "
                   "machine) or "
                   "rdma: that or an error; tcp")
       ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}).description(""))
