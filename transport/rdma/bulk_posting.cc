@@ -90,7 +90,9 @@ void BulkEngine::State::PumpAll() {
 
 void BulkEngine::State::Pump(uint32_t rail, uint64_t most) {
   BulkRail& state = rails[rail];
-  while (state.state == BulkRail::State::kLive && queued > 0 && most > 0) {
+  // What could not be done is not left to another rail once that is the end of the connection.
+  while (!failed.load(std::memory_order_relaxed) && state.state == BulkRail::State::kLive &&
+         queued > 0 && most > 0) {
     ibv_send_wr requests[kMostPosts] = {};
     ibv_sge parts[kMostPosts];
     BulkOperation* posted_whole[kMostPosts];
