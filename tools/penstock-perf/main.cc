@@ -40,11 +40,10 @@ constexpr char kLinkFooter[] =
     "`rdma` also runs ib_send_lat, ib_read_bw and ib_write_bw (package perftest) between the same\n"
     "ends where both have them. They report half a round trip, so the baseline of ours is twice\n"
     "that; with -e they sleep between messages, which is what ours must be compared with where\n"
-    "processors are few (PENSTOCK_RDMA_SPIN_US). With --meanwhile the baseline is what was "
-    "measured before: how a rail that went and "
-    "came\n"
-    "back carries again. With --connects nothing but the connections is measured, and afterwards\n"
-    "`rdma resource show` should look as it did before.\n"
+    "processors are few (PENSTOCK_RDMA_SPIN_US). With --meanwhile the baseline is what was\n"
+    "measured before: how a rail that went and came back carries again. With --connects nothing\n"
+    "but the connections is measured, and afterwards `rdma resource show` should look as it did\n"
+    "before.\n"
     "The serving end asks for no key: use it on networks that you trust, and end it after.";
 
 constexpr char kDeviceFooter[] =
