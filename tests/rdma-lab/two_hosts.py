@@ -103,7 +103,8 @@ def long_cut():
         check(PEER_TIMEOUT - 1 < took < REPORT_SECONDS,
               f"with a limit of {PEER_TIMEOUT} s the cut is reported {place} in ({took:.1f} s)")
     check_copies_fail(out)
-    check(re.search("copies say: .*out of reach", out), "and a line that says why")
+    # Only what host 1 sends is lost: the server may notice first, and its farewell arrive.
+    check(re.search("copies say: .*(out of reach|closed the connection)", out), "a line says why")
     check(len(re.findall("daemon says: .*out of reach", out)) >= 2, "the server says so of both sessions")
     check_ran(out, "after", "rdma")
 
