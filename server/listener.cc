@@ -415,7 +415,7 @@ Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
   parameters.slotted = slots_ ? 1 : 0;
   parameters.memory_limit = slots_ ? slots_->plan().memory_per_slot : 0;
   for (size_t device = 0; device < gpus.size(); ++device) {
-    memcpy(parameters.uuids[device], inventory_.devices[gpus[device]].uuid, 16);
+    CopyText(parameters.uuids[device], UuidText(inventory_.devices[gpus[device]]));
   }
   parameters.silence_seconds = options_.silence_seconds;
   parameters.isolate = options_.isolate ? 1 : 0;

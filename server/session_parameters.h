@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "protocol/device_name.h"
 #include "protocol/hello.h"
 
 namespace penstock::server {
@@ -40,9 +41,9 @@ struct SessionParameters {
   uint32_t isolate = 1;
   uint32_t client_pid = 0;
   int32_t supervisor_pid = 0;
-  uint32_t simulated = 0;     // the worker has kSimulatedMemoryDescriptor
-  uint64_t memory_limit = 0;  // of each device, bytes; 0: none
-  uint8_t uuids[kMaxDevices][16] = {};
+  uint32_t simulated = 0;                          // the worker has kSimulatedMemoryDescriptor
+  uint64_t memory_limit = 0;                       // of each device, bytes; 0: none
+  char uuids[kMaxDevices][kDeviceNameBytes] = {};  // as CUDA_VISIBLE_DEVICES names them
   Nonce ticket{};
   RdmaSettings rdma;
   ShmSettings shm;

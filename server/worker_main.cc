@@ -43,15 +43,24 @@ void ChooseDevices(const SessionParameters& parameters) {
   std::string list;
   for (uint32_t device = 0; device < parameters.device_count; ++device) {
     if (device != 0) list += ',';
-    list += "GPU-";
-    for (int i = 0; i < 16; ++i) {
-      char digits[4];
-      snprintf(digits, sizeof digits, "%02x", parameters.uuids[device][i]);
-      if (i == 4 || i == 6 || i == 8 || i == 10) list += '-';
-      list += digits;
-    }
+    list += parameters.uuids[device];
   }
   setenv("CUDA_VISIBLE_DEVICES", list.c_str(), 1);
+}
+
+// A device that has gone since the supervisor looked, or that the driver does not find by its name,
+// would leave the others under wrong numbers.
+Status CheckDevices(const SessionParameters& parameters, const Driver& driver) {
+  int count = 0;
+  if (CUresult result = driver.cuDeviceGetCount(&count); result != CUDA_SUCCESS) {
+    return Fail(Code::kUnavailable, std::string("The driver does not count its devices: ") +
+                                        ErrorName(driver, result) + ".");
+  }
+  const int wanted = static_cast<int>(parameters.device_count);
+  if (parameters.slotted != 0 ? count == wanted : count >= wanted) return {};
+  return Fail(Code::kUnavailable, "The driver shows (" + std::to_string(count) +
+                                      ") devices of the (" + std::to_string(wanted) +
+                                      ") that the session has.");
 }
 
 // The library is opened first, because the worker's user may not be able to read it where it lies;
@@ -68,6 +77,7 @@ Result<Driver> StartDriver(const SessionParameters& parameters, RdmaPort* port) 
     return Fail(Code::kUnavailable,
                 std::string("The driver does not start: ") + ErrorName(driver, result) + ".");
   }
+  RETURN_IF_ERROR(CheckDevices(parameters, driver));
   if (parameters.isolate != 0) RETURN_IF_ERROR(ForbidSystemCalls());
   return driver;
 }

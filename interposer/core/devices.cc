@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -96,11 +95,13 @@ int FindEntry(const std::vector<Device>& devices, std::string_view entry) {
     const unsigned long value = strtoul(number.c_str(), &end, 10);
     return *end == '\0' && value < devices.size() ? static_cast<int>(value) : -1;
   }
-  if (entry.size() <= 4 || entry.substr(0, 4) != "GPU-") return -1;
+  constexpr size_t kPrefix = 4;  // "GPU-", or "MIG-" for a slice of one
+  if (entry.size() <= kPrefix) return -1;
   int found = -1;
   for (size_t i = 0; i < devices.size(); ++i) {
-    const std::string uuid = UuidText(devices[i].info.uuid);
-    if (uuid.size() < entry.size() || strncasecmp(uuid.data(), entry.data(), entry.size()) != 0) {
+    const std::string uuid = UuidText(devices[i].info);
+    if (uuid.compare(0, kPrefix, entry, 0, kPrefix) != 0 || uuid.size() < entry.size() ||
+        strncasecmp(uuid.data(), entry.data(), entry.size()) != 0) {
       continue;
     }
     if (found >= 0) return -1;  // ambiguous
@@ -133,17 +134,6 @@ CUresult Device::Attribute(int attribute, int* value) const {
 int Device::AttributeOr(int attribute, int fallback) const {
   int value = fallback;
   return Attribute(attribute, &value) == CUDA_SUCCESS ? value : fallback;
-}
-
-std::string UuidText(const uint8_t uuid[16]) {
-  std::string text = "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    char pair[3];
-    snprintf(pair, sizeof pair, "%02x", uuid[i]);
-    text += pair;
-  }
-  return text;
 }
 
 std::vector<Device> VisibleDevices(const std::vector<DeviceInfo>& offered,

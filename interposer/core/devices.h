@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "protocol/device_name.h"
 #include "protocol/hello.h"
 
 namespace penstock::interposer {
@@ -24,13 +25,10 @@ struct Device {
 // `visible` is CUDA_VISIBLE_DEVICES, nothing if unset; `order` is CUDA_DEVICE_ORDER.
 //
 // As the driver reads the list: numbers count the devices in the order above, words are UUIDs or
-// beginnings of one ("GPU-1a2b"); the list ends at the first entry that names no device (so
-// "0,-1,1" is "0") and an empty list shows none. A device named twice makes all invisible.
+// beginnings of one ("GPU-1a2b", "MIG-3c4d"); the list ends at the first entry that names no device
+// (so "0,-1,1" is "0") and an empty list shows none. A device named twice makes all invisible.
 std::vector<Device> VisibleDevices(const std::vector<DeviceInfo>& offered,
                                    const std::optional<std::string>& visible,
                                    const std::string& order);
-
-// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
-std::string UuidText(const uint8_t uuid[16]);
 
 }  // namespace penstock::interposer

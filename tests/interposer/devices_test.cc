@@ -45,6 +45,21 @@ TEST_CASE("CUDA_VISIBLE_DEVICES chooses and orders", "[interposer][devices]") {
   CHECK(Visible("3") == Numbers{3});
 }
 
+TEST_CASE("a slice of a GPU has a name of its own kind", "[interposer][devices]") {
+  std::vector<DeviceInfo> offered = Offered();
+  strcpy(offered[1].name, "NVIDIA A100-SXM4-40GB MIG 1g.5gb");
+  strcpy(offered[2].name, "NVIDIA MIGHTY");
+  CHECK(UuidText(offered[1]) == "MIG-20202020-2020-2020-2020-202020202001");
+  CHECK(UuidText(offered[2]) == "GPU-abababab-abab-abab-abab-ababababab02");
+  const auto first = [&](const std::string& list) {
+    const auto devices = VisibleDevices(offered, list, "");
+    return devices.empty() ? -1 : static_cast<int>(devices[0].wire);
+  };
+  CHECK(first("MIG-2020") == 1);
+  CHECK(first("GPU-2020") == -1);
+  CHECK(first("MIG-10101010") == -1);
+}
+
 TEST_CASE("the list ends at the first entry that names no device", "[interposer][devices]") {
   CHECK(Visible("") == Numbers{});
   CHECK(Visible("-1") == Numbers{});
