@@ -94,6 +94,8 @@ uint64_t HostFunctions::Add(const HostFunction& function) {
 void HostFunctions::Forget(uint64_t id) {
   std::lock_guard lock(shared_->mutex);
   shared_->waiting.erase(id);
+  // The session may have broken meanwhile, which gives every function its turn.
+  std::erase_if(shared_->turns, [id](const Turn& turn) { return turn.id == id; });
   shared_->change.notify_all();
 }
 

@@ -123,6 +123,26 @@ TEST_CASE("when the session breaks, callbacks that wait are told so",
   CHECK(session->host_functions().Add(first.Function(*session)) == 0);
 }
 
+TEST_CASE("a function that is forgotten does not run, though its turn has come",
+          "[interposer][host_functions]") {
+  ScriptedServer server([](ScriptedServer&, const SeenCall&) {});
+  auto session = server.Connect();
+  HostFunctions& functions = session->host_functions();
+  std::promise<void> leave;
+  HostFunction first;
+  first.function = [](void* user) { static_cast<std::promise<void>*>(user)->get_future().wait(); };
+  first.user = &leave;
+  first.context = &session->primary_contexts[0];
+  Ran second, third;
+  const uint64_t one = functions.Add(first), two = functions.Add(second.Callback(*session)),
+                 three = functions.Add(third.Callback(*session));
+  for (const uint64_t id : {one, two, three}) CHECK(functions.Reached(id, CUDA_SUCCESS));
+  functions.Forget(two);
+  leave.set_value();
+  REQUIRE(third.soon());
+  CHECK(second.future.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
+}
+
 TEST_CASE("a context's functions are over before it goes, others may not be",
           "[interposer][host_functions]") {
   std::atomic<uint64_t> slow_id{0};
