@@ -217,13 +217,8 @@ bool CallContext::TakeStream(uint64_t wire, CUstream* stream) {
   const std::shared_ptr<StreamState> state = record->state;
   streams.Remove(Handle{wire});
   *stream = state->stream;
-  // Waits and transfers may still hold it; its words are used again once the device is through.
-  worker_->progress().Mark(state);
-  state->destroyed = true;
-  if (auto context = state->context.lock()) {
-    std::erase(context->streams, state);
-    if (state->words.progress != 0) context->retiring.push_back(state);
-  }
+  if (auto context = state->context.lock()) std::erase(context->streams, state);
+  worker_->progress().Destroy(state);
   return true;
 }
 

@@ -50,6 +50,18 @@ CUresult Progress::Mark(const std::shared_ptr<StreamState>& stream) {
   return CUDA_SUCCESS;
 }
 
+void Progress::Destroy(const std::shared_ptr<StreamState>& stream) {
+  const CUresult marked = Mark(stream);
+  stream->destroyed = true;
+  if (stream->words.progress == 0) return;
+  if (stream->unseen.empty() && marked == CUDA_SUCCESS) {
+    // Nothing is to come that Step would look for.
+    Retire(*stream);
+  } else if (auto context = stream->context.lock()) {
+    context->retiring.push_back(stream);
+  }
+}
+
 void Progress::HoldSlot(const std::shared_ptr<StreamState>& stream, InlineSlot slot) {
   // Used by the operation that is being issued, which is counted when its handler returns.
   stream->slots.emplace_back(stream->operations + 1, slot);

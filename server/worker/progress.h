@@ -24,6 +24,9 @@ class Progress {
   void Charge(const std::shared_ptr<StreamState>& stream, uint32_t cost);
   // Makes everything issued so far visible. The stream's context must be current.
   CUresult Mark(const std::shared_ptr<StreamState>& stream);
+  // The stream has been destroyed. Waits and transfers may still hold it; its words are used again
+  // once the device is through with it.
+  void Destroy(const std::shared_ptr<StreamState>& stream);
   // Words for gates and marks.
   CUresult EnsureWords(StreamState& stream);
   // A slot whose bytes the newest operation of the stream reads.

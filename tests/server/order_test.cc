@@ -323,6 +323,30 @@ TEST_CASE("a stream's progress is told and can be waited for", "[server][progres
   CHECK(client.finished(stream) >= 1000);
 }
 
+// A stream that has come to its end has nothing more to be seen when it is destroyed.
+TEST_CASE("a session can make and destroy any number of streams, one after the other",
+          "[server][progress]") {
+  RawClient client;
+  const uint64_t word = client.Allocate(4);
+  int failures = 0;
+  for (int i = 0; i < 30'000; ++i) {
+    const Handle stream = client.NewStream();
+    commands::CuMemsetD8Async fill{};
+    fill.dstDevice = word;
+    fill.N = 4;
+    fill.hStream = stream.bits;
+    client.Post(fill);
+    const Reply reply =
+        client.WaitFor(client.Send(static_cast<uint32_t>(Operation::kWaitStreamProgress),
+                                   WaitStreamProgressCommand{stream.bits, 1}, true));
+    if (!reply.came || reply.result != CUDA_SUCCESS) ++failures;
+    commands::CuStreamDestroy destroy{};
+    destroy.hStream = stream.bits;
+    client.Post(destroy);
+  }
+  CHECK(failures == 0);
+}
+
 TEST_CASE("a free behind a running kernel delays only its own thread's questions",
           "[server][reaper]") {
   RawClient client;
