@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Slots: what a program gets of a shared GPU, and what happens when no slot is free."""
 
+import tomllib
+
 from harness import *
 
 MIB = 1 << 20
@@ -111,6 +113,26 @@ def settings():
             outcome = run([PENSTOCKD, "--listen", "127.0.0.1:0", "--driver", "sim", "--config", path],
                           plain_env(SIMGPU_MEMORY="1GiB"))
         check(outcome.status != 0 and complaint in outcome.err, f"({text}) gives ({outcome.err}).")
+
+
+@case
+def example():
+    """The settings that --help shows are settings that the daemon takes, as they stand."""
+    shown = check_ok(run([PENSTOCKD, "--help"], plain_env()), "penstockd --help").out
+    text = shown[shown.index("\nConfiguration file"):].split("\n", 2)[2]
+    check_equal(set(tomllib.loads(text)["pool"]), {"gpus", "slots-per-gpu", "memory-per-slot"},
+                "The keys of the example's [pool]")
+    with Scratch() as scratch:
+        path, key = scratch / "penstockd.toml", scratch / "key"
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+        with open(key, "w", encoding="ascii") as file:
+            file.write("0123456789abcdef")
+        os.chmod(key, 0o600)
+        with Daemon(arguments=("--config", path, "--key-file", key), SIMGPU_MEMORY="64GiB",
+                    SIMGPU_DEVICES="2") as daemon:
+            check_equal(_memory(daemon, "info", PENSTOCK_KEY_FILE=str(key)),
+                        [" ".join([str(16 << 30)] * 3)], "A slot of the example")
 
 
 @case
