@@ -415,6 +415,7 @@ Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
   parameters.slotted = slots_ ? 1 : 0;
   parameters.memory_limit = slots_ ? slots_->plan().memory_per_slot : 0;
   for (size_t device = 0; device < gpus.size(); ++device) {
+    parameters.context_bytes[device] = inventory_.reserved_memory[gpus[device]];
     CopyText(parameters.uuids[device], UuidText(inventory_.devices[gpus[device]]));
   }
   parameters.silence_seconds = options_.silence_seconds;

@@ -43,6 +43,7 @@ struct SessionParameters {
   int32_t supervisor_pid = 0;
   uint32_t simulated = 0;                          // the worker has kSimulatedMemoryDescriptor
   uint64_t memory_limit = 0;                       // of each device, bytes; 0: none
+  uint64_t context_bytes[kMaxDevices] = {};        // what a context takes of each device
   char uuids[kMaxDevices][kDeviceNameBytes] = {};  // as CUDA_VISIBLE_DEVICES names them
   Nonce ticket{};
   RdmaSettings rdma;

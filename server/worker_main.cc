@@ -104,6 +104,8 @@ Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort
   options.epoch = parameters.epoch;
   options.device_count = parameters.device_count;
   options.memory_limit = parameters.memory_limit;
+  std::copy(std::begin(parameters.context_bytes), std::end(parameters.context_bytes),
+            options.context_bytes.begin());
   options.silence_ms = int64_t{parameters.silence_seconds} * 1000;
   options.capture_output = true;
   options.gpu_direct = static_cast<GpuDirectMode>(parameters.rdma.gpu_direct);

@@ -42,6 +42,7 @@ CUresult EndPrimary(CallContext& call, int32_t ordinal, bool reset) {
         if (!reset) *result = released;
       },
       [&worker, ordinal, token, result, context] {
+        worker.ContextIsGone(*context);
         worker.SetPrimaryBusy(ordinal, false);
         worker.ForwardOutput();
         worker.Answer(token, *result);
@@ -81,6 +82,7 @@ CUresult ServeCuCtxCreate(CallContext& call, const commands::CuCtxCreate& comman
   CUdevice device;
   if (!call.Device(command.dev, &device)) return call.error();
   Worker& worker = call.worker();
+  if (!worker.context_charges().Take(device)) return CUDA_ERROR_OUT_OF_MEMORY;
   const ReplyToken token = call.token();
   struct Made {
     CUcontext context = nullptr;
@@ -101,6 +103,8 @@ CUresult ServeCuCtxCreate(CallContext& call, const commands::CuCtxCreate& comman
           if (!worker.objects().contexts.Adopt(Handle{wire}, std::move(record))) {
             return worker.End("A context is made under an impossible handle.", true);
           }
+        } else {
+          worker.context_charges().GiveBack(device);
         }
         worker.Answer(token, made->result);
       });
@@ -120,6 +124,7 @@ CUresult ServeCuCtxDestroy(CallContext& call, const commands::CuCtxDestroy& comm
       worker, context,
       [&worker, context, result] { *result = worker.driver().cuCtxDestroy_v2(context->context); },
       [&worker, context, result, token] {
+        worker.ContextIsGone(*context);
         worker.ForwardOutput();
         worker.Answer(token, *result);
       });

@@ -1,6 +1,7 @@
 // Device memory. Every allocation enters the table that all device pointers are checked against;
 // frees go to the reaper.
 #include <algorithm>
+#include <optional>
 
 #include "custom_server.gen.h"
 #include "server/worker/worker.h"
@@ -45,19 +46,40 @@ void GiveBackPool(Worker& worker, CUdevice device) {
   }
 }
 
+// What is freed in a stream is there at once for what is allocated behind it in the same stream:
+// the driver's pool hands the same memory on. Only out of one piece, as the pool does.
+std::shared_ptr<Quota::Charge> TakeOver(StreamState& stream, uint32_t device, uint64_t bytes) {
+  for (auto& [first, freed] : stream.frees) {
+    if (freed->device() != device) continue;
+    if (auto charge = freed->Split(bytes); charge != nullptr) return charge;
+  }
+  return nullptr;
+}
+
 // Allocates `wanted` bytes within the slot; when memory is short and frees are under way, waits for
 // them and tries once more.
+//
+// Pool memory is of the device of `pool`, which need not be that of the current context, nor that
+// of the stream, in whose order it comes.
+struct PoolPlace {
+  std::shared_ptr<StreamState> stream;
+  uint32_t device;
+};
 template <typename Reply>
 CUresult Allocate(CallContext& call, uint64_t wanted,
                   std::function<CUresult(const Driver&, Reply*, uint64_t* bytes)> allocate,
-                  AllocationKind kind) {
+                  const std::optional<PoolPlace>& pool = std::nullopt) {
   Worker& worker = call.worker();
   const auto context = worker.current();
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const auto attempt = [&worker, context, allocate, kind, wanted](Reply* reply) {
-    auto charge = Quota::Take(worker.quota(), context->device, wanted);
+  const AllocationKind kind = pool ? AllocationKind::kPool : AllocationKind::kLinear;
+  const uint32_t device = pool ? pool->device : context->device;
+  const auto attempt = [&worker, context, allocate, kind, wanted, pool, device](Reply* reply) {
+    const uint64_t count = Quota::CountOf(wanted, pool.has_value());
+    auto charge = Quota::Take(worker.quota(), device, count);
+    if (charge == nullptr && pool) charge = TakeOver(*pool->stream, device, count);
     if (charge == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (kind == AllocationKind::kLinear) GiveBackPool(worker, context->device);
+    if (kind == AllocationKind::kLinear) GiveBackPool(worker, device);
     uint64_t bytes = 0;
     const CUresult result = allocate(worker.driver(), reply, &bytes);
     if (result != CUDA_SUCCESS) return result;
@@ -70,12 +92,12 @@ CUresult Allocate(CallContext& call, uint64_t wanted,
   const CUresult result = attempt(&reply);
   if (result == CUDA_SUCCESS) call.reply().Put(reply);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
-  auto reaping = worker.reaper().Outstanding(Reaper::kAnyThread);
-  if (reaping.empty()) return result;
   Wait wait;
   wait.token = call.token();
   wait.context = context;
-  wait.reaping = std::move(reaping);
+  wait.reaping = worker.reaper().Outstanding(Reaper::kAnyThread);
+  wait.freeing = worker.Freeing(device);
+  if (wait.reaping.empty() && wait.freeing.empty()) return result;
   wait.finish = [attempt](std::vector<std::byte>* body) {
     Reply second{};
     const CUresult again = attempt(&second);
@@ -93,6 +115,7 @@ CUresult ServeCuMemGetInfo(CallContext& call, const commands::CuMemGetInfo&, Rea
   if (!rest.AtEnd()) return call.Malformed("cuMemGetInfo is followed by something.");
   Worker& worker = call.worker();
   const auto ask = [&worker](std::vector<std::byte>* body) {
+    worker.progress().Step();  // a free that its stream has passed counts, however lately
     size_t free = 0, total = 0;
     const CUresult result = worker.driver().cuMemGetInfo_v2(&free, &total);
     const Quota& quota = *worker.quota();
@@ -131,8 +154,7 @@ CUresult ServeCuMemAlloc(CallContext& call, const commands::CuMemAlloc& command,
         reply->dptr = address;
         *bytes = wanted;
         return result;
-      },
-      AllocationKind::kLinear);
+      });
 }
 
 CUresult ServeCuMemAllocPitch(CallContext& call, const commands::CuMemAllocPitch& command,
@@ -146,8 +168,7 @@ CUresult ServeCuMemAllocPitch(CallContext& call, const commands::CuMemAllocPitch
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   return Allocate<commands::CuMemAllocPitchReply>(
-      call, wanted,
-      [command](const Driver& driver, auto* reply, uint64_t* bytes) {
+      call, wanted, [command](const Driver& driver, auto* reply, uint64_t* bytes) {
         CUdeviceptr address = 0;
         size_t pitch = 0;
         const CUresult result = driver.cuMemAllocPitch_v2(&address, &pitch, command.WidthInBytes,
@@ -156,8 +177,7 @@ CUresult ServeCuMemAllocPitch(CallContext& call, const commands::CuMemAllocPitch
         reply->pPitch = pitch;
         *bytes = pitch * command.Height;
         return result;
-      },
-      AllocationKind::kLinear);
+      });
 }
 
 CUresult ServeCuMemFree(CallContext& call, const commands::CuMemFree& command, Reader& rest) {
@@ -207,13 +227,11 @@ CUresult ServeCuMemFreeAsync(CallContext& call, const commands::CuMemFreeAsync& 
   Allocation removed;
   if (result != CUDA_SUCCESS) return result;
   worker.allocations().Remove(command.dptr, &removed);
-  if (!worker.quota()->limited() || removed.charge == nullptr) return result;
   // The memory is the stream's until it gets here, so the slot has it back only then.
-  return Reap(call, worker.current(), "cuMemFreeAsync",
-              [charge = std::move(removed.charge)](const Driver&) {
-                charge->Release();
-                return CUDA_SUCCESS;
-              });
+  if (worker.quota()->limited() && removed.charge != nullptr) {
+    worker.progress().HoldCharge(call.stream_state(), std::move(removed.charge));
+  }
+  return result;
 }
 
 CUresult ServeCuMemAllocAsync(CallContext& call, const commands::CuMemAllocAsync& command,
@@ -221,6 +239,9 @@ CUresult ServeCuMemAllocAsync(CallContext& call, const commands::CuMemAllocAsync
   if (!rest.AtEnd()) return call.Malformed("cuMemAllocAsync is followed by something.");
   CUstream stream;
   if (!call.Stream(command.hStream, &stream)) return call.error();
+  const auto context = call.stream_state()->context.lock();
+  if (context == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t device = context->device;
   return Allocate<commands::CuMemAllocAsyncReply>(
       call, command.bytesize,
       [wanted = command.bytesize, stream](const Driver& driver, auto* reply, uint64_t* bytes) {
@@ -230,7 +251,7 @@ CUresult ServeCuMemAllocAsync(CallContext& call, const commands::CuMemAllocAsync
         *bytes = wanted;
         return result;
       },
-      AllocationKind::kPool);
+      PoolPlace{call.stream_state(), device});
 }
 
 CUresult ServeCuMemAllocFromPoolAsync(CallContext& call,
@@ -242,6 +263,7 @@ CUresult ServeCuMemAllocFromPoolAsync(CallContext& call,
   if (!call.Stream(command.hStream, &stream) || !call.MemoryPool(command.pool, &pool)) {
     return call.error();
   }
+  const uint32_t device = Handle{command.pool}.id();  // the default pools are all there are
   return Allocate<commands::CuMemAllocFromPoolAsyncReply>(
       call, command.bytesize,
       [wanted = command.bytesize, pool, stream](const Driver& driver, auto* reply,
@@ -252,7 +274,7 @@ CUresult ServeCuMemAllocFromPoolAsync(CallContext& call,
         *bytes = wanted;
         return result;
       },
-      AllocationKind::kPool);
+      PoolPlace{call.stream_state(), device});
 }
 
 CUresult ServeCuModuleUnload(CallContext& call, const commands::CuModuleUnload& command,

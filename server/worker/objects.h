@@ -16,6 +16,7 @@
 #include "protocol/handle.h"
 #include "protocol/handle_table.h"
 #include "server/worker/arena.h"
+#include "server/worker/quota.h"
 
 namespace penstock::server {
 
@@ -48,6 +49,8 @@ struct StreamState {
 
   // Inline slots that operation number `first` reads or writes, oldest first.
   std::deque<std::pair<uint64_t, InlineSlot>> slots;
+  // Memory that operation number `first` frees, oldest first.
+  std::deque<std::pair<uint64_t, std::shared_ptr<Quota::Charge>>> frees;
 };
 
 struct ContextState {
@@ -64,6 +67,8 @@ struct ContextState {
   WordIndex upload_word = 0, download_word = 0;
   uint32_t uploads_issued = 0, downloads_issued = 0;  // values of those words
   std::vector<CUevent> free_events;
+  std::vector<std::shared_ptr<Quota::Charge>>
+      charges;  // once it is being destroyed: what ends then
 };
 
 struct ContextRecord {

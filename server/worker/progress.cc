@@ -17,7 +17,8 @@ void AddOnce(std::vector<T>& list, const T& item) {
 void Progress::Charge(const std::shared_ptr<StreamState>& stream, uint32_t cost) {
   stream->issued += cost;
   ++stream->operations;
-  if (stream->issued - stream->marked_cost >= kMarkEvery ||
+  const bool frees = !stream->frees.empty() && stream->frees.back().first == stream->operations;
+  if (frees || stream->issued - stream->marked_cost >= kMarkEvery ||
       stream->operations - stream->marked_operations >= kMarkEvery) {
     Mark(stream);
   }
@@ -67,6 +68,11 @@ void Progress::HoldSlot(const std::shared_ptr<StreamState>& stream, InlineSlot s
   stream->slots.emplace_back(stream->operations + 1, slot);
 }
 
+void Progress::HoldCharge(const std::shared_ptr<StreamState>& stream,
+                          std::shared_ptr<Quota::Charge> charge) {
+  stream->frees.emplace_back(stream->operations + 1, std::move(charge));
+}
+
 void Progress::CatchUp(const std::shared_ptr<StreamState>& stream, uint64_t value) {
   if (value <= stream->issued) return;
   const uint64_t missing = value - stream->issued;
@@ -106,6 +112,10 @@ bool Progress::Look(StreamState& stream) {
   while (!stream.slots.empty() && stream.slots.front().first <= operations) {
     context->arena->ReturnSlot(stream.slots.front().second);
     stream.slots.pop_front();
+  }
+  while (!stream.frees.empty() && stream.frees.front().first <= operations) {
+    stream.frees.front().second->Release();
+    stream.frees.pop_front();
   }
   return moved;
 }

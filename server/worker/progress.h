@@ -31,6 +31,9 @@ class Progress {
   CUresult EnsureWords(StreamState& stream);
   // A slot whose bytes the newest operation of the stream reads.
   void HoldSlot(const std::shared_ptr<StreamState>& stream, InlineSlot slot);
+  // What the operation that is being issued frees.
+  void HoldCharge(const std::shared_ptr<StreamState>& stream,
+                  std::shared_ptr<Quota::Charge> charge);
   // The client counts more than we do (calls that failed before they named a stream).
   void CatchUp(const std::shared_ptr<StreamState>& stream, uint64_t value);
   // The context has failed: nothing will finish any more, and nobody may wait for it.

@@ -112,6 +112,15 @@ CUresult Waits::Ask(Wait& wait) {
     if (!wait.retiring.back()->unseen.empty()) return not_ready(*wait.context);
     wait.retiring.pop_back();
   }
+  while (!wait.freeing.empty()) {
+    const auto& [stream, charge] = wait.freeing.back();
+    const auto context = stream->context.lock();
+    // Nothing more is to be had of a context that has failed.
+    if (!charge->released() && context != nullptr && not_ready(*context) == CUDA_ERROR_NOT_READY) {
+      return CUDA_ERROR_NOT_READY;
+    }
+    wait.freeing.pop_back();
+  }
   for (const auto& job : wait.reaping) {
     if (!job->done.load(std::memory_order_acquire)) return CUDA_ERROR_NOT_READY;
   }

@@ -28,6 +28,8 @@ struct Wait {
   uint64_t cost = 0;
   std::vector<std::shared_ptr<StreamState>> retiring;  // destroyed ones: until they have run dry
   std::vector<std::shared_ptr<ReapJob>> reaping;
+  // Memory freed in stream order: until the streams get there.
+  std::vector<std::pair<std::shared_ptr<StreamState>, std::shared_ptr<Quota::Charge>>> freeing;
   // Run at the end on success: makes the body of the reply, or fails; kDeferred answers later.
   std::function<CUresult(std::vector<std::byte>*)> finish;
   bool reveals_output = false;  // a synchronisation, at which the driver flushes kernel output

@@ -356,9 +356,11 @@ CUresult Worker::RetainPrimary(CUdevice ordinal) {
   if (CUresult result = driver_.cuDeviceGet(&device, ordinal); result != CUDA_SUCCESS) {
     return result;
   }
+  if (!context_charges_.Take(device)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUcontext context;
   if (CUresult result = driver_.cuDevicePrimaryCtxRetain(&context, device);
       result != CUDA_SUCCESS) {
+    context_charges_.GiveBack(device);
     return result;
   }
   auto state = NewContext(PrimaryContext(static_cast<uint32_t>(ordinal)), context, device);
@@ -398,6 +400,14 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
     stream->destroyed = true;
     objects_.streams.Remove(stream->handle);
   }
+  // The slot has its memory back when the context is really gone.
+  const auto keep_charges = [&](StreamState& stream) {
+    for (auto& [first, charge] : stream.frees) context->charges.push_back(std::move(charge));
+    stream.frees.clear();
+  };
+  for (const auto& stream : context->streams) keep_charges(*stream);
+  for (const auto& stream : context->retiring) keep_charges(*stream);
+  keep_charges(*context->legacy);
   context->streams.clear();
   context->retiring.clear();
   const Handle own = context->handle;
@@ -412,7 +422,11 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
     std::erase_if(record.by_context,
                   [&](const auto& entry) { return entry.first == context->context; });
   });
-  allocations_.RemoveIf([own](const Allocation& range) { return range.context == own; });
+  allocations_.RemoveIf([&](const Allocation& range) {
+    if (range.context != own) return false;
+    if (range.charge != nullptr) context->charges.push_back(range.charge);
+    return true;
+  });
   context->free_events.clear();
   // Its failures must not meet a thread in the next life of a primary context.
   std::erase_if(pending_errors_,
@@ -423,6 +437,33 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
     objects_.contexts.Remove(own);
   }
   if (current_ == context) MakeCurrent(nullptr);
+}
+
+void Worker::ContextIsGone(ContextState& context) {
+  context.charges.clear();
+  context_charges_.GiveBack(context.device);
+}
+
+std::vector<std::pair<std::shared_ptr<StreamState>, std::shared_ptr<Quota::Charge>>>
+Worker::Freeing(uint32_t device) {
+  std::vector<std::pair<std::shared_ptr<StreamState>, std::shared_ptr<Quota::Charge>>> found;
+  const auto look = [&](const std::shared_ptr<StreamState>& stream) {
+    for (const auto& [first, charge] : stream->frees) {
+      if (charge->device() == device) found.emplace_back(stream, charge);
+    }
+  };
+  const auto look_in = [&](const ContextState& context) {
+    for (const auto& stream : context.streams) look(stream);
+    for (const auto& stream : context.retiring) look(stream);
+    look(context.legacy);
+  };
+  for (const auto& context : objects_.primaries) {
+    if (context != nullptr) look_in(*context);
+  }
+  objects_.contexts.ForEach([&](Handle, const ContextRecord& record) {
+    if (record.state != nullptr) look_in(*record.state);
+  });
+  return found;
 }
 
 void Worker::SetPrimaryBusy(CUdevice device, bool busy) {

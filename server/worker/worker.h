@@ -14,6 +14,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -45,7 +46,8 @@ struct WorkerOptions {
   uint32_t epoch = 1;
   uint32_t device_count = 1;  // ordinals below it may be named by the client
   int64_t silence_ms = 30'000;
-  uint64_t memory_limit = 0;    // bytes of each device; 0: none
+  uint64_t memory_limit = 0;                          // bytes of each device; 0: none
+  std::array<uint64_t, kMaxDevices> context_bytes{};  // what a context takes of each
   bool capture_output = false;  // the process's stdout and stderr belong to the client's program
   GpuDirectMode gpu_direct = GpuDirectMode::kAuto;
   // Switches of single mechanisms (PENSTOCK_DISABLE), for tests that show what they are good for.
@@ -78,6 +80,10 @@ class Worker : public transport::Handler {
   Objects& objects() { return objects_; }
   Allocations& allocations() { return allocations_; }
   const std::shared_ptr<Quota>& quota() { return quota_; }
+  ContextCharges& context_charges() { return context_charges_; }
+  // Memory of the device that streams have not come to free yet.
+  std::vector<std::pair<std::shared_ptr<StreamState>, std::shared_ptr<Quota::Charge>>> Freeing(
+      uint32_t device);
   Outbox& outbox() { return outbox_; }
   BounceSlots& bounce() { return bounce_; }
   Progress& progress() { return progress_; }
@@ -105,6 +111,8 @@ class Worker : public transport::Handler {
   // Enters a context that the driver made; forgets one, with everything that belongs to it.
   std::shared_ptr<ContextState> NewContext(Handle handle, CUcontext context, CUdevice device);
   void ForgetContext(const std::shared_ptr<ContextState>& context);
+  // The driver has destroyed one that was forgotten.
+  void ContextIsGone(ContextState& context);
   // While a primary context is being reset, frames that need it wait.
   void SetPrimaryBusy(CUdevice device, bool busy);
   bool primary_busy(CUdevice device) const { return primary_busy_[device]; }
@@ -143,6 +151,7 @@ class Worker : public transport::Handler {
   Objects objects_;
   Allocations allocations_;
   const std::shared_ptr<Quota> quota_ = std::make_shared<Quota>(options_.memory_limit);
+  ContextCharges context_charges_{quota_, options_.context_bytes};
   Outbox outbox_;
   BounceSlots bounce_;
   Output output_;
