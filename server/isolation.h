@@ -1,8 +1,9 @@
 // What a worker gives up before it runs anything for its client.
 //
 // A worker executes its tenant's code in effect: kernels reach raw pointers. So it runs as a user
-// of its own, cannot gain privileges, cannot be inspected by or inspect other processes, opens no
-// sockets to the outside, starts no programs, and has only its own descriptors. Real drivers use
+// of its own (where the daemon is root), has no capabilities and cannot gain privileges, cannot be
+// inspected by, inspect or signal other processes, opens no sockets to the outside, makes no
+// processes, starts no programs, and has only its own descriptors. Real drivers use
 // system calls in ways that nobody documents, so the filter names what is forbidden instead of what
 // is allowed; forbidden calls fail with EPERM.
 #pragma once
