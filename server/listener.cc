@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "common/log.h"
@@ -22,7 +24,7 @@
 namespace penstock::server {
 namespace {
 
-constexpr size_t kMaxPeers = 128;       // connections that have not said who they are
+constexpr size_t kMaxPeers = 128;       // connections that have not proved who they are
 constexpr int kHelloMs = 5'000;         // for each message of a hello
 constexpr int kWorkerStartMs = 60'000;  // a real driver on a machine with many GPUs is slow
 constexpr int kProbeMs = 60'000;
@@ -54,6 +56,15 @@ bool IsLoopback(const std::string& host) {
 void SetBlocking(int fd, bool blocking) {
   const int flags = fcntl(fd, F_GETFL);
   fcntl(fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+}
+
+// Each session costs two descriptors, and the usual soft limit is 1,024.
+void RaiseDescriptorLimit() {
+  constexpr rlim_t kWanted = 65'536;
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kWanted) return;
+  limit.rlim_cur = std::min(limit.rlim_max, kWanted);
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 template <typename T>
@@ -91,6 +102,9 @@ struct Supervisor::Peer {
   Challenge challenge;
   uint64_t session = 0;
 
+  // Somebody who has proved nothing, or is on the way out: what strangers can have many of.
+  bool proven() const { return state == State::kStarting || state == State::kWelcomed; }
+  std::string Host() const { return name.substr(0, name.rfind(':')); }
   std::string Who() const {
     if (hello.host[0] == '\0') return name;
     return name + ", host " + Plain(hello.host) + ", pid " + std::to_string(hello.pid) +
@@ -162,6 +176,7 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   sigaddset(&wanted, SIGINT);
   sigprocmask(SIG_BLOCK, &wanted, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  RaiseDescriptorLimit();
   self->signals_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!self->signals_.valid()) return FailErrno("Cannot watch for signals");
   SetBlocking(self->listener_.fd(), false);
@@ -198,9 +213,8 @@ Status Supervisor::Run() {
   std::vector<pollfd> fds;
   while (true) {
     fds.clear();
-    const bool room = peers_.size() < kMaxPeers;
     fds.push_back({signals_.get(), POLLIN, 0});
-    fds.push_back({listener_.fd(), static_cast<short>(room ? POLLIN : 0), 0});
+    fds.push_back({listener_.fd(), POLLIN, 0});
     Deadline next = Deadline::After(60'000);
     for (Peer& peer : peers_) {
       short events = peer.out.empty() ? 0 : POLLOUT;
@@ -248,15 +262,48 @@ Status Supervisor::Run() {
 }
 
 void Supervisor::Accept() {
-  while (peers_.size() < kMaxPeers) {
+  for (size_t taken = 0; taken < kMaxPeers; ++taken) {
     auto socket = listener_.Accept(Deadline::After(0));
     if (!socket) return;
+    MakeRoom();
     SetBlocking(socket->get(), false);
     Peer& peer = peers_.emplace_back();
     peer.name = transport::tcp::PeerName(socket->get());
     peer.fd = std::move(*socket);
     peer.deadline = Deadline::After(kHelloMs);
     LOG_DEBUG("daemon", "A connection comes from %s.", peer.name.c_str());
+  }
+}
+
+// Strangers cannot keep others out by keeping connections open: when there are too many, the host
+// that has most of them loses its oldest. A hello takes milliseconds, so a client of another host
+// is through before it could be its turn. Waiting for the deadlines instead would let one host stop
+// everybody for seconds, and refusing the newest would stop the honest.
+void Supervisor::MakeRoom() {
+  std::map<std::string, size_t> per_host;
+  size_t unproven = 0;
+  for (const Peer& peer : peers_) {
+    if (peer.proven() || peer.state == Peer::State::kGone) continue;
+    ++unproven;
+    ++per_host[peer.Host()];
+  }
+  if (unproven < kMaxPeers) return;
+  const auto most = std::max_element(per_host.begin(), per_host.end(),
+                                     [](auto& a, auto& b) { return a.second < b.second; });
+  for (Peer& peer : peers_) {  // oldest first
+    if (peer.proven() || peer.state == Peer::State::kGone || peer.Host() != most->first) continue;
+    const int64_t now = NowNanoseconds();
+    if (now - crowded_ns_ > 1'000'000'000) {
+      LOG_WARNING(
+          "daemon",
+          "Too many connections (%zu) have not finished their hello, most from %s (%zu); its "
+          "oldest is closed.",
+          unproven, most->first.c_str(), most->second);
+      crowded_ns_ = now;
+    }
+    peer.state = Peer::State::kGone;
+    peer.fd.reset();
+    return;
   }
 }
 

@@ -5,7 +5,8 @@
 //   bulk socket:     bulk hello -> bulk welcome -> both sockets go to the worker
 //
 // Everything before the hand-over has a deadline and the number of such connections is bounded, so
-// a peer that says nothing costs a descriptor for a few seconds. One thread, one poll loop.
+// a peer that says nothing costs a descriptor for a few seconds, and nobody else a moment. One
+// thread, one poll loop.
 #pragma once
 
 #include <sys/types.h>
@@ -46,6 +47,7 @@ class Supervisor {
   explicit Supervisor(transport::tcp::Listener listener);
 
   void Accept();
+  void MakeRoom();
   void OnReadable(Peer& peer);
   bool TakeBlob(Peer& peer, std::vector<std::byte>* blob);
   void OnBlob(Peer& peer, std::span<const std::byte> blob);
@@ -80,6 +82,7 @@ class Supervisor {
   std::list<Peer> peers_;
   std::list<Session> sessions_;
   uint64_t next_session_ = 1;
+  int64_t crowded_ns_ = 0;  // when it was last logged that strangers crowd the door
 };
 
 }  // namespace penstock::server

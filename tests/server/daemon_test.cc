@@ -1,6 +1,7 @@
 // The daemon as a stranger meets it: its options, its hello, and what becomes of peers that do not
 // keep to it. The daemon is a real process; the client speaks the hello message by message.
 #include <cuda.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <catch2/catch.hpp>
@@ -83,16 +84,24 @@ class Daemon {
     REQUIRE(socket.has_value());
     return std::move(*socket);
   }
+  std::string Log() const {
+    std::ifstream file(log_);
+    return std::string((std::istreambuf_iterator<char>(file)), {});
+  }
   // Waits until the log holds the text.
-  bool Logs(const std::string& text) {
-    const Deadline deadline = Deadline::After(10'000);
+  bool Logs(const std::string& text, int timeout_ms = 10'000) {
+    const Deadline deadline = Deadline::After(timeout_ms);
     while (!deadline.expired()) {
-      std::ifstream file(log_);
-      const std::string all((std::istreambuf_iterator<char>(file)), {});
-      if (all.find(text) != std::string::npos) return true;
+      if (Log().find(text) != std::string::npos) return true;
       usleep(5'000);
     }
     return false;
+  }
+  size_t Lines(const std::string& text) const {
+    const std::string all = Log();
+    size_t count = 0;
+    for (size_t at = 0; (at = all.find(text, at)) != std::string::npos; ++at) ++count;
+    return count;
   }
   Folder& folder() { return folder_; }
 
@@ -119,6 +128,9 @@ struct Greeted {
   Challenge challenge;
   ParsedWelcome welcome;
 };
+
+// One line of the log says so, and the client hears of it, both within a second.
+constexpr int kRefusedWithinMs = 1000;
 
 // The control socket's half of a hello; the test looks at what came of it.
 Greeted Greet(Daemon& daemon, const Key& key = {}, uint32_t gpus = 1) {
@@ -269,6 +281,95 @@ TEST_CASE("the key is needed by both sockets, and is proved by the server", "[se
   CHECK(Bulk(daemon, greeted, key, welcome.ticket, &bulk) == Refusal::kNone);
 }
 
+// Whoever has no right to come in is told within a second, and one line of the log says who it was.
+TEST_CASE("strangers are refused at once, with one line each", "[server][daemon]") {
+  Folder folder;
+  const std::string text = "a key of some length";
+  const Key key(text.begin(), text.end());
+  Daemon daemon({"--key-file", folder.Write("key", text + "\n")});
+  const Deadline deadline = Deadline::After(kRefusedWithinMs);
+  std::string words;
+  SECTION("a wrong key") {
+    words = "does not hold the server's key";
+    Key wrong = key;
+    wrong.back() ^= 1;
+    CHECK(Greet(daemon, wrong).welcome.welcome.refusal == Refusal::kKey);
+  }
+  SECTION("no key") {
+    words = "does not hold the server's key";
+    CHECK(Greet(daemon, {}).welcome.welcome.refusal == Refusal::kKey);
+  }
+  SECTION("a proof of zeroes") {
+    words = "does not hold the server's key";
+    const UniqueFd socket = daemon.Connect();
+    Send(socket, ClientHello{});
+    REQUIRE(ParseChallenge(Receive(socket).value()).has_value());
+    Send(socket, Proof{});
+    CHECK(ParseWelcome(Receive(socket).value()).value().welcome.refusal == Refusal::kKey);
+  }
+  SECTION("a hello of another version") {
+    words = "(900 to 901)";
+    const UniqueFd socket = daemon.Connect();
+    ClientHello hello;
+    hello.oldest_version = 900;
+    hello.newest_version = 901;
+    Send(socket, hello);
+    CHECK(ParseChallenge(Receive(socket).value()).value().refusal == Refusal::kVersion);
+  }
+  SECTION("another protocol") {
+    words = "exceeds the limit";
+    const UniqueFd socket = daemon.Connect();
+    const std::string http = "GET / HTTP/1.1\r\nHost: gpu\r\n\r\n";
+    REQUIRE(write(socket.get(), http.data(), http.size()) == static_cast<ssize_t>(http.size()));
+    CHECK(ParseChallenge(Receive(socket).value()).value().refusal == Refusal::kMalformed);
+  }
+  CHECK_FALSE(deadline.expired());
+  CHECK(daemon.Logs(words, kRefusedWithinMs));
+  CHECK(daemon.Lines("Refused") == 1);
+}
+
+TEST_CASE("a recorded hello opens nothing", "[server][daemon]") {
+  Folder folder;
+  const std::string text = "a key of some length";
+  const Key key(text.begin(), text.end());
+  Daemon daemon({"--key-file", folder.Write("key", text + "\n")});
+  Greeted recorded = Greet(daemon, key);
+  REQUIRE(recorded.welcome.welcome.refusal == Refusal::kNone);
+  UniqueFd bulk;
+  const Nonce ticket = recorded.welcome.welcome.ticket;
+  REQUIRE(Bulk(daemon, recorded, key, ticket, &bulk) == Refusal::kNone);
+  const Deadline deadline = Deadline::After(kRefusedWithinMs);
+  SECTION("on the control socket") {
+    const UniqueFd socket = daemon.Connect();
+    Send(socket, recorded.hello);
+    const Challenge challenge = ParseChallenge(Receive(socket).value()).value();
+    CHECK(challenge.nonce != recorded.challenge.nonce);
+    Proof proof;
+    proof.mac = ClientMac(key, recorded.hello, recorded.challenge);
+    Send(socket, proof);
+    CHECK(ParseWelcome(Receive(socket).value()).value().welcome.refusal == Refusal::kKey);
+    CHECK(daemon.Logs("Refused", kRefusedWithinMs));
+  }
+  SECTION("on the bulk socket, while its session lives") {
+    UniqueFd second;
+    CHECK(Bulk(daemon, recorded, key, ticket, &second) == Refusal::kUnknownSession);
+    CHECK(daemon.Logs("Refused", kRefusedWithinMs));
+  }
+  SECTION("on the bulk socket, after its session") {
+    bulk.reset();
+    recorded.socket.reset();
+    REQUIRE(daemon.Logs("ends after"));
+    const Deadline again = Deadline::After(kRefusedWithinMs);
+    UniqueFd second;
+    CHECK(Bulk(daemon, recorded, key, ticket, &second) == Refusal::kUnknownSession);
+    CHECK_FALSE(again.expired());
+    CHECK(daemon.Lines("Refused") == 1);
+    return;
+  }
+  CHECK_FALSE(deadline.expired());
+  CHECK(daemon.Lines("Refused") == 1);
+}
+
 TEST_CASE("what is refused is refused in words", "[server][daemon]") {
   Daemon daemon({"--max-sessions", "1"});
   SECTION("versions that do not overlap") {
@@ -332,6 +433,46 @@ TEST_CASE("peers that say nothing cost nobody else anything", "[server][daemon]"
   const auto received = Receive(silent[0], 15'000);
   REQUIRE_FALSE(received.has_value());
   CHECK(received.error().code != Code::kTimeout);
+}
+
+TEST_CASE("a crowd at the door keeps nobody out", "[server][daemon]") {
+  Daemon daemon;
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(daemon.Connect());
+  const Deadline deadline = Deadline::After(1'000);
+  CHECK(Greet(daemon).welcome.welcome.refusal == Refusal::kNone);
+  CHECK_FALSE(deadline.expired());
+  CHECK(daemon.Logs("Too many connections (128)"));
+  // The oldest of the host that has most had to go, at once and not at their deadline.
+  const auto received = Receive(silent[0], 1'000);
+  REQUIRE_FALSE(received.has_value());
+  CHECK(received.error().code != Code::kTimeout);
+  CHECK(daemon.Lines("Too many connections") <= 3);
+}
+
+TEST_CASE("a peer that trickles its hello has no more time than a silent one", "[server][daemon]") {
+  Daemon daemon;
+  const UniqueFd socket = daemon.Connect();
+  const uint32_t length = sizeof(ClientHello);
+  const auto* bytes = reinterpret_cast<const char*>(&length);
+  const Deadline deadline = Deadline::After(8'000);
+  // A byte at a time, for as long as the daemon takes them.
+  for (int i = 0; !deadline.expired(); ++i) {
+    if (send(socket.get(), i < 4 ? bytes + i : "", 1, MSG_NOSIGNAL) != 1) break;
+    usleep(100'000);
+  }
+  CHECK_FALSE(deadline.expired());
+  CHECK(daemon.Logs("takes too long"));
+}
+
+TEST_CASE("a client that stops after its proof leaves no worker behind", "[server][daemon]") {
+  Daemon daemon({"--max-sessions", "1"});
+  const Greeted greeted = Greet(daemon);
+  REQUIRE(greeted.welcome.welcome.refusal == Refusal::kNone);
+  // It keeps its socket and says nothing more.
+  CHECK(daemon.Logs("takes too long"));
+  CHECK(daemon.Logs("killed by signal 9"));
+  CHECK(Greet(daemon).welcome.welcome.refusal == Refusal::kNone);
 }
 
 }  // namespace penstock::server
