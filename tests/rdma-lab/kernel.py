@@ -14,7 +14,7 @@ MODULES = [
     "virtio_pci", "virtio_console", "virtio_net",
     "crc32_generic", "udp_tunnel", "ip6_udp_tunnel", "ib_core", "ib_uverbs", "rdma_rxe",
     "configfs", "ib_cm", "iw_cm", "rdma_cm", "rdma_ucm",
-    "dummy", "veth", "sch_netem",
+    "dummy", "veth", "bridge", "sch_netem",
 ]
 
 FOLDERS = ["crypto", "drivers/char", "drivers/infiniband", "drivers/net", "drivers/virtio", "arch",

@@ -108,10 +108,10 @@ def short_cut():
           "the cut is long enough to be noticed")
 
 
-@case(seconds=90)
+@case(seconds=120)
 def rail_down():
-    """The rail with the control queue pair goes down in the middle of copies, for good: every byte is
-    right and no error comes, and the other rail carries it all."""
+    """The rail with the control queue pair goes down in the middle of copies: every byte is right and
+    no error comes, the other rail carries it all, and this one is used again when it is back."""
     out = yield SERVE + f"""
         serve
         copy {RAILS}
@@ -120,12 +120,23 @@ def rail_down():
         before=$(counter rc rcvd_pkts)
         await_rounds 2
         echo "packets rail_1 $(($(counter rc rcvd_pkts) - before))"
+        lab-rail 0 up
+        echo "at up $(now)"
+        await_line copies.err "Rail 0 (.*is used again" 30
+        echo "at again $(now)"
+        before=$(counter ra rcvd_pkts)
+        await_rounds 2
+        echo "packets rail_0 $(($(counter ra rcvd_pkts) - before))"
         finish
         sed 's/^/daemon says: /' daemon"""
     check_copies_end_well(out)
     # A round is some 1,300 packets of data, each way.
-    packets = numbers(out, "packets")["rail_1"]
-    check(packets > 2000, f"the other rail carries two rounds ({packets:.0f} packets)")
+    packets = numbers(out, "packets")
+    check(packets["rail_1"] > 2000, f"the other rail carries two rounds ({packets['rail_1']:.0f} packets)")
+    check(packets["rail_0"] > 400, f"this one carries its share again ({packets['rail_0']:.0f} packets)")
+    at = numbers(out, "at")
+    took = at["again"] - at["up"]
+    check(took < 10, f"the rail is used again within ten seconds of its return ({took:.1f} s)")
 
 
 boot("rails", [perftest, conformance, loss, short_cut, rail_down])
