@@ -206,6 +206,28 @@ TEST_CASE("what this end's own device refuses is not tried for ever", "[rdma][bu
         false, "Invalid argument");
 }
 
+// As soft-RoCE does with a READ that is repeated because its answer is late.
+TEST_CASE("a move is refused when the peer calls it invalid again and again",
+          "[rdma][bulk][failover]") {
+  for (const int times : {1, 3, 4}) {
+    INFO(times << " times");
+    RdmaPairOptions options;
+    options.rails = 2;
+    RdmaPair pair = MakeRdmaPair(options);
+    Field field(pair);
+    for (int i = 0; i < times; ++i) {
+      pair.fabric->Fail({pair.server.get(), IBV_WR_RDMA_READ, 1, IBV_WC_REM_INV_REQ_ERR, false});
+    }
+    Collector collector;
+    REQUIRE(pair.near->Get(*field.local, 0, field.remote->key(), 0, 4096, 5) == Outcome::kOk);
+    Await(pair, collector, 1);
+    CHECK(collector.done[0].status == (times <= 3 ? BulkStatus::kOk : BulkStatus::kRefused));
+    if (times <= 3) CHECK(std::memcmp(field.here.data(), field.there.data(), 4096) == 0);
+    field.Reset();
+    CheckClean(pair);
+  }
+}
+
 // As soft-RoCE does when the interface goes down.
 TEST_CASE("a rail whose queue pair cannot send is no reason to end", "[rdma][bulk][failover]") {
   RdmaPairOptions options;

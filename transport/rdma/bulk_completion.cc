@@ -10,6 +10,9 @@ namespace {
 
 constexpr int kReapBatch = 16;
 constexpr uint32_t kRepostBatch = 16;
+// soft-RoCE sometimes calls a READ invalid that its peer repeats because the answer is late. A
+// request that is invalid in truth is so each time.
+constexpr uint32_t kMostCalledInvalid = 3;
 
 bool IsRefusal(ibv_wc_status status) {
   return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR ||
@@ -72,8 +75,12 @@ void BulkEngine::State::OnFailed(uint32_t rail, const BulkRequest& request, ibv_
   }
   BulkChunk& chunk = *request.chunk;
   TakeOff(state, chunk, rail);
+  BulkOperation& operation = *chunk.operation;
+  if (status == IBV_WC_REM_INV_REQ_ERR && operation.called_invalid++ < kMostCalledInvalid) {
+    state.again.PushBack(chunk);
+    return;
+  }
   if (refused || IsOwnFault(status)) {
-    BulkOperation& operation = *chunk.operation;
     // A GPU's memory may be out of a NIC's reach, which is no fault of anybody's here.
     const bool unreachable = !refused && operation.region->is_device_memory();
     operation.status = refused       ? BulkStatus::kRefused

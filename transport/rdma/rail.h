@@ -40,10 +40,11 @@ struct BulkOperation {
   uint64_t bytes = 0;
   RdmaKeyBlob key;
   BulkStatus status = BulkStatus::kOk;
-  uint64_t piece = 0;        // bytes of a chunk
-  uint64_t cut = 0;          // chunks behind this offset are still to be made
-  Chunks again;              // that a rail has given back; they go first
-  uint64_t chunks_left = 0;  // queued or under way
+  uint32_t called_invalid = 0;  // times that the peer's device has called a request of it so
+  uint64_t piece = 0;           // bytes of a chunk
+  uint64_t cut = 0;             // chunks behind this offset are still to be made
+  Chunks again;                 // that a rail has given back; they go first
+  uint64_t chunks_left = 0;     // queued or under way
   uint64_t chunks_queued = 0;
   // A Put: what each rail has carried and not yet confirmed by a notification. If the rail dies,
   // it goes again: a completed WRITE alone does not say that the peer can see the bytes. When a
