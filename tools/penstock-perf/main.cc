@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -94,7 +95,11 @@ bool ParseAddress(const std::string& text, std::string* host, uint16_t* port) {
     }
     std::thread perftest([&] { ServePerftest(link->arranging.get()); });
     const Status served = ServeMoves(*link->connection);
-    if (!served) Report(served.error());
+    if (!served) {
+      Report(served.error());
+      link->connection.reset();  // so that the dialling end does not wait for an answer
+      shutdown(link->arranging.get(), SHUT_RDWR);
+    }
     perftest.join();
   }
 }
