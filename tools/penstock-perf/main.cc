@@ -1,8 +1,8 @@
 // penstock-perf: what Penstock costs here, beside what the machine can do.
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
