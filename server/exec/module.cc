@@ -4,6 +4,8 @@
 // its bounce slots, into memory of ours; a fatbin gets a wrapper around it as nvcc makes them. The
 // executor loads it, because the JIT may take seconds.
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 
 #include "common/log.h"
@@ -26,11 +28,37 @@ struct FatbinWrapper {
 // Part offsets are multiples of this: containers are read in place, and NVIDIA aligns them so.
 constexpr uint64_t kPartAlignment = 64;
 
+// What the images that one session is loading may take at a time. A client claims their sizes
+// before it has sent anything.
+constexpr uint64_t kMaxLoadingBytes = 2 * kMaxModuleBytes;
+
+// A part of kMaxLoadingBytes, for as long as the image lives, which may end on any thread.
+class Claim {
+ public:
+  explicit Claim(std::shared_ptr<std::atomic<uint64_t>> taken) : taken_(std::move(taken)) {}
+  ~Claim() { *taken_ -= bytes_; }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  bool Take(uint64_t bytes) {
+    if (bytes > kMaxLoadingBytes - std::min(kMaxLoadingBytes, taken_->load())) return false;
+    *taken_ += bytes_ = bytes;
+    return true;
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<uint64_t>> taken_;
+  uint64_t bytes_ = 0;
+};
+
 struct Loading {
+  explicit Loading(Worker& worker) : claim(worker.loading_bytes()) {}
+  Claim claim;
   LoadModuleCommand command{};
   ReplyToken token;
   std::shared_ptr<ContextState> context;
-  std::shared_ptr<std::vector<std::byte>> image = std::make_shared<std::vector<std::byte>>();
+  // Zeroes until the parts are there. From calloc, so that a size that is only claimed costs
+  // nothing.
+  std::shared_ptr<std::byte> image;
   std::vector<uint64_t> places, sizes;  // of the parts in the image
   std::vector<JitOption> options;
   std::vector<const void*> containers;
@@ -50,14 +78,14 @@ struct Loading {
   CUresult result = CUDA_SUCCESS;
 };
 
-std::byte* Aligned(std::vector<std::byte>& image) {
-  const uint64_t address = reinterpret_cast<uint64_t>(image.data());
-  return image.data() + (-address & (kPartAlignment - 1));
+std::byte* Aligned(std::byte* image) {
+  const uint64_t address = reinterpret_cast<uint64_t>(image);
+  return image + (-address & (kPartAlignment - 1));
 }
 
 // What the driver's load functions take.
 const void* ImagePointer(Loading& loading) {
-  std::byte* base = Aligned(*loading.image);
+  std::byte* base = Aligned(loading.image.get());
   const bool wrapped = loading.command.format == ImageFormat::kWrapper ||
                        loading.command.format == ImageFormat::kWrapperV2;
   if (!wrapped) return base + loading.places[0];
@@ -296,7 +324,7 @@ CUresult FoundVariable(CallContext& call, CUresult result, CUdeviceptr address, 
 }  // namespace
 
 CUresult ServeLoadModule(CallContext& call, Reader& reader) {
-  auto loading = std::make_shared<Loading>();
+  auto loading = std::make_shared<Loading>(call.worker());
   LoadModuleCommand& command = loading->command;
   std::span<const ModulePart> parts;
   if (!reader.Take(&command) || !FormatFits(command) ||
@@ -317,9 +345,11 @@ CUresult ServeLoadModule(CallContext& call, Reader& reader) {
     total += (part.bytes + kPartAlignment - 1) & ~(kPartAlignment - 1);
     if (total > kMaxModuleBytes) return call.Malformed("A module is too large.");
   }
+  if (!loading->claim.Take(total)) return CUDA_ERROR_OUT_OF_MEMORY;
   // One byte more, so that PTX text always ends.
-  loading->image->resize(total + 2 * kPartAlignment);
-  std::byte* base = Aligned(*loading->image);
+  loading->image.reset(static_cast<std::byte*>(calloc(total + 2 * kPartAlignment, 1)), free);
+  if (loading->image == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::byte* base = Aligned(loading->image.get());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].inlined != 0) {
       std::span<const std::byte> bytes;
@@ -346,9 +376,10 @@ CUresult ServeLoadModule(CallContext& call, Reader& reader) {
     return call.Malformed("A module load has impossible options.");
   }
   for (const JitOption& option : options) {
-    // These hold addresses; what they ask for travels as capacities.
+    // These hold addresses; what they ask for travels as capacities. Of library options one holds
+    // an address and one is a promise about the client's memory: none travels.
     const bool pointer =
-        option.is_library_option == 0 &&
+        option.is_library_option != 0 ||
         (option.option == CU_JIT_INFO_LOG_BUFFER || option.option == CU_JIT_ERROR_LOG_BUFFER ||
          option.option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES ||
          option.option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES ||

@@ -92,7 +92,7 @@ struct ModuleRecord {
 struct LibraryRecord {
   CUlibrary library = nullptr;
   CUresult tombstone = CUDA_SUCCESS;
-  std::shared_ptr<std::vector<std::byte>> image;  // the driver may read it as long as it lives
+  std::shared_ptr<std::byte> image;  // the driver may read it as long as it lives
 };
 // A function of a module, or a kernel of a library.
 struct FunctionRecord {

@@ -80,6 +80,8 @@ class Worker : public transport::Handler {
   Objects& objects() { return objects_; }
   Allocations& allocations() { return allocations_; }
   const std::shared_ptr<Quota>& quota() { return quota_; }
+  // Of images that are being loaded; see exec/module.cc.
+  const std::shared_ptr<std::atomic<uint64_t>>& loading_bytes() { return loading_bytes_; }
   ContextCharges& context_charges() { return context_charges_; }
   // Memory of the device that streams have not come to free yet.
   std::vector<std::pair<std::shared_ptr<StreamState>, std::shared_ptr<Quota::Charge>>> Freeing(
@@ -151,6 +153,8 @@ class Worker : public transport::Handler {
   Objects objects_;
   Allocations allocations_;
   const std::shared_ptr<Quota> quota_ = std::make_shared<Quota>(options_.memory_limit);
+  const std::shared_ptr<std::atomic<uint64_t>> loading_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
   ContextCharges context_charges_{quota_, options_.context_bytes};
   Outbox outbox_;
   BounceSlots bounce_;

@@ -217,6 +217,56 @@ TEST_CASE("no call takes an address outside the session's memory", "[server][ref
   for (std::byte byte : own) REQUIRE(byte == std::byte{0});
 }
 
+namespace {
+
+uint64_t SendModule(RawClient& client, uint64_t bytes, const JitOption* option) {
+  LoadModuleCommand command{};
+  command.handle = client.Mint(HandleKind::kLibrary).bits;
+  command.kind = ModuleKind::kLibrary;
+  command.format = ImageFormat::kContainer;
+  command.part_count = 1;
+  command.option_count = option != nullptr ? 1 : 0;
+  ModulePart part{};
+  part.bytes = bytes;
+  part.bounced = 1;
+  std::vector<std::byte> body(sizeof command + sizeof part +
+                              (option != nullptr ? sizeof *option : 0));
+  memcpy(body.data(), &command, sizeof command);
+  memcpy(body.data() + sizeof command, &part, sizeof part);
+  if (option != nullptr) memcpy(body.data() + sizeof command + sizeof part, option, sizeof *option);
+  return client.Send(static_cast<uint32_t>(Operation::kLoadModule),
+                     std::span<const std::byte>(body), true);
+}
+
+}  // namespace
+
+TEST_CASE("no option of a module names memory of the worker", "[server][refusal]") {
+  RawClient client;
+  JitOption option{};
+  SECTION("a table of functions") {
+    option.is_library_option = 1;
+    option.option = CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE;
+  }
+  SECTION("a log buffer") {
+    option.option = CU_JIT_ERROR_LOG_BUFFER;
+  }
+  option.value = reinterpret_cast<uint64_t>(&option);
+  SendModule(client, 64, &option);
+  REQUIRE(client.WaitForGoodbye());
+  CHECK_THAT(client.goodbye(), Catch::Contains("holds an address"));
+}
+
+TEST_CASE("images that are only claimed take a bounded amount of memory", "[server][refusal]") {
+  RawClient client;
+  // None of them is ever sent. Two have room, and whatever comes then is refused.
+  constexpr uint64_t kBytes = (uint64_t{1} << 31) - 4096;
+  SendModule(client, kBytes, nullptr);
+  SendModule(client, kBytes, nullptr);
+  CHECK(client.WaitFor(SendModule(client, kBytes, nullptr), 60'000).result ==
+        CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(client.WaitFor(SendModule(client, 1 << 20, nullptr)).result == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
 TEST_CASE("zero bytes are fine anywhere", "[server][refusal]") {
   RawClient client;
   commands::CuMemsetD8Async fill{};
