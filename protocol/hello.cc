@@ -247,6 +247,7 @@ Result<PathOffer> ParsePathOffer(std::span<const std::byte> bytes) {
   auto offer = ParseFlat<PathOffer>(bytes, "Path offer");
   if (!offer) return offer;
   MakePlain(offer->text);
+  for (auto& address : offer->addresses) Terminate(address);  // also those that nobody shall use
   if (!IsPath(offer->path)) {
     return Fail(Code::kProtocol, "Path offer names an unknown path (" +
                                      std::to_string(static_cast<uint32_t>(offer->path)) + ").");

@@ -92,8 +92,9 @@ class CallContext {
 
 using HandlerFunction = CUresult (*)(CallContext& call, Reader& reader);
 
-// What a handler may return besides a CUresult: the reply comes later (a wait, an executor job).
-inline constexpr CUresult kDeferred = static_cast<CUresult>(-1);
+// What a handler may return besides a CUresult: the reply comes later (a wait, an executor job). No
+// driver's error, but a number that the enum can hold: any other would be undefined behaviour.
+inline constexpr CUresult kDeferred = static_cast<CUresult>(1023);
 
 enum HandlerFlags : uint32_t {
   kDelivers = 1,   // reports this thread's earlier posted failure instead of running
