@@ -8,7 +8,8 @@
 namespace penstock::server {
 
 Result<std::unique_ptr<Arena>> Arena::Create(const Driver& driver,
-                                             transport::Connection& connection) {
+                                             transport::Connection& connection, CUresult* failure) {
+  *failure = CUDA_ERROR_OUT_OF_MEMORY;
   std::unique_ptr<Arena> arena(new Arena);
   void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return FailErrno("Cannot map staging memory");
@@ -16,11 +17,13 @@ Result<std::unique_ptr<Arena>> Arena::Create(const Driver& driver,
   arena->words_ = static_cast<uint32_t*>(memory);
   const CUresult pinned = driver.cuMemHostRegister_v2(memory, kBytes, CU_MEMHOSTREGISTER_DEVICEMAP);
   if (pinned != CUDA_SUCCESS) {
+    *failure = pinned;
     return Fail(Code::kSystem,
                 std::string("Staging memory cannot be pinned: ") + ErrorName(driver, pinned) + ".");
   }
   const CUresult mapped = driver.cuMemHostGetDevicePointer_v2(&arena->device_base_, memory, 0);
   if (mapped != CUDA_SUCCESS) {
+    *failure = mapped;
     return Fail(Code::kSystem, std::string("Staging memory has no device address: ") +
                                    ErrorName(driver, mapped) + ".");
   }

@@ -49,9 +49,10 @@ struct InlineSlot {
 
 class Arena {
  public:
-  // The context must be current.
+  // The context must be current. When there is none, *failure is what its calls return.
   static Result<std::unique_ptr<Arena>> Create(const Driver& driver,
-                                               transport::Connection& connection);
+                                               transport::Connection& connection,
+                                               CUresult* failure);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

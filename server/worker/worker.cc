@@ -480,14 +480,15 @@ CUresult Worker::PrepareContext(ContextState& context) {
     result = driver_.cuStreamCreate(&context.download_stream, CU_STREAM_NON_BLOCKING);
   }
   if (result == CUDA_SUCCESS) {
-    auto arena = Arena::Create(driver_, *connection_);
+    // A kernel may have broken the context before anybody copied: then it is the kernel's error.
+    auto arena = Arena::Create(driver_, *connection_, &result);
     if (arena) {
+      result = CUDA_SUCCESS;
       context.arena = std::move(*arena);
       context.upload_word = context.arena->TakeWord();
       context.download_word = context.arena->TakeWord();
     } else {
       LOG_ERROR("worker", "%s", arena.error().message.c_str());
-      result = CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
   if (before == nullptr || before->context != context.context) {
