@@ -59,7 +59,14 @@ CUresult End(T handle, uint32_t magic) {
 constexpr uint32_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5, kFunction = 6,
                    kKernel = 7, kPool = 8;
 
+// What belongs to a context is made in one, as every driver has it.
+template <typename T>
+CUresult MakeInContext(T* handle, uint32_t magic) {
+  return current == nullptr ? CUDA_ERROR_INVALID_CONTEXT : Make(handle, magic);
+}
+
 CUresult Allocate(CUdeviceptr* address, size_t bytes) {
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex);
   if (bytes > kMostMemory || memory_bytes + bytes > kMostMemory) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -89,6 +96,16 @@ unsigned Read(const void* bytes, size_t count) {
   unsigned sum = 0;
   for (size_t i = 0; i < count; ++i) sum += static_cast<const volatile unsigned char*>(bytes)[i];
   return sum;
+}
+
+void ReadImage(const void* image, unsigned count, CUjit_option* options, void** values) {
+  Read(image, 4);
+  for (unsigned i = 0; i < count; ++i) {
+    const bool buffer =
+        options[i] == CU_JIT_INFO_LOG_BUFFER || options[i] == CU_JIT_ERROR_LOG_BUFFER;
+    // Its size is the next option, as the worker says it.
+    if (buffer && i + 1 < count) memset(values[i], 'x', reinterpret_cast<size_t>(values[i + 1]));
+  }
 }
 
 template <typename T>
@@ -192,10 +209,10 @@ CUresult cuCtxResetPersistingL2Cache() {
 }
 
 CUresult cuStreamCreate(CUstream* stream, unsigned) {
-  return Make(stream, kStream);
+  return MakeInContext(stream, kStream);
 }
 CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned, int) {
-  return Make(stream, kStream);
+  return MakeInContext(stream, kStream);
 }
 CUresult cuStreamDestroy(CUstream stream) {
   return End(stream, kStream);
@@ -228,7 +245,7 @@ CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t v
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned) {
-  return Make(event, kEvent);
+  return MakeInContext(event, kEvent);
 }
 CUresult cuEventDestroy(CUevent event) {
   return End(event, kEvent);
@@ -374,18 +391,13 @@ CUresult cuMemsetD2D32Async(CUdeviceptr target, size_t pitch, unsigned value, si
 }
 
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
-  Read(image, 4);
-  return Make(module, kModule);
+  ReadImage(image, 0, nullptr, nullptr);
+  return MakeInContext(module, kModule);
 }
 CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
                             CUjit_option* options, void** values) {
-  for (unsigned i = 0; i < count; ++i) {
-    const bool buffer =
-        options[i] == CU_JIT_INFO_LOG_BUFFER || options[i] == CU_JIT_ERROR_LOG_BUFFER;
-    // Its size is the next option, as the worker says it.
-    if (buffer && i + 1 < count) memset(values[i], 'x', reinterpret_cast<size_t>(values[i + 1]));
-  }
-  return cuModuleLoadData(module, image);
+  ReadImage(image, count, options, values);
+  return MakeInContext(module, kModule);
 }
 CUresult cuModuleUnload(CUmodule module) {
   return End(module, kModule);
@@ -414,9 +426,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option* 
       Read(library_values[i], sizeof(CUlibraryHostUniversalFunctionAndDataTable));
     }
   }
-  CUmodule module;
-  cuModuleLoadDataEx(&module, image, count, options, values);
-  End(module, kModule);
+  ReadImage(image, count, options, values);
   return Make(library, kLibrary);
 }
 CUresult cuLibraryUnload(CUlibrary library) {
@@ -441,7 +451,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary libra
 }
 CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
   Touch(kernel, kKernel);
-  return Make(function, kFunction);
+  return MakeInContext(function, kFunction);
 }
 CUresult cuKernelGetAttribute(int* value, CUfunction_attribute, CUkernel kernel, CUdevice) {
   Touch(kernel, kKernel);
