@@ -658,9 +658,33 @@ void Supervisor::Flush(Peer& peer) {
   }
 }
 
+// Strangers cannot fill the disk by being refused: beyond kMostLines at once, kLinesPerSecond are
+// written, and how many were not.
+bool Supervisor::MayLog() {
+  constexpr int64_t kMostLines = 100, kLinesPerSecond = 10;
+  const int64_t now = NowNanoseconds();
+  const int64_t earned = (now - log_budget_ns_) / (1'000'000'000 / kLinesPerSecond);
+  if (earned > 0) {
+    log_budget_ = std::min(kMostLines, log_budget_ + earned);
+    log_budget_ns_ = now;
+  }
+  if (log_budget_ == 0) {
+    ++unlogged_;
+    return false;
+  }
+  --log_budget_;
+  if (unlogged_ > 0) {
+    LOG_WARNING("daemon", "%lu lines about strangers were left out.", unlogged_);
+    unlogged_ = 0;
+  }
+  return true;
+}
+
 void Supervisor::Refuse(Peer& peer, Refusal refusal, const std::string& text) {
-  LOG_WARNING("daemon", "Refused %s (%s): %s", peer.Who().c_str(), RefusalName(refusal),
-              text.c_str());
+  if (MayLog()) {
+    LOG_WARNING("daemon", "Refused %s (%s): %s", peer.Who().c_str(), RefusalName(refusal),
+                text.c_str());
+  }
   const Peer::State state = peer.state;
   peer.state = Peer::State::kLeaving;
   if (state == Peer::State::kHello) {
@@ -684,7 +708,9 @@ void Supervisor::Refuse(Peer& peer, Refusal refusal, const std::string& text) {
 void Supervisor::CheckDeadlines() {
   for (Peer& peer : peers_) {
     if (!peer.deadline.expired() || peer.state == Peer::State::kGone) continue;
-    LOG_WARNING("daemon", "The hello of %s takes too long.", peer.Who().c_str());
+    if (MayLog()) {
+      LOG_WARNING("daemon", "The hello of %s takes too long.", peer.Who().c_str());
+    }
     peer.state = Peer::State::kGone;
   }
 }

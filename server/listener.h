@@ -63,6 +63,7 @@ class Supervisor {
   void HandOver(Session& session, Peer& bulk);
   void Queue(Peer& peer, std::span<const std::byte> blob);
   void Flush(Peer& peer);
+  bool MayLog();
   // Says why to the peer, logs one line, and closes once that is sent.
   void Refuse(Peer& peer, Refusal refusal, const std::string& text);
   void CheckDeadlines();
@@ -82,6 +83,8 @@ class Supervisor {
   std::list<Peer> peers_;
   std::list<Session> sessions_;
   uint64_t next_session_ = 1;
+  int64_t log_budget_ = 0, log_budget_ns_ = 0;  // lines about strangers; when they were earned
+  uint64_t unlogged_ = 0;
   int64_t crowded_ns_ = 0;  // when it was last logged that strangers crowd the door
 };
 

@@ -450,6 +450,31 @@ TEST_CASE("a crowd at the door keeps nobody out", "[server][daemon]") {
   CHECK(daemon.Lines("Too many connections") <= 3);
 }
 
+TEST_CASE("strangers do not fill the log", "[server][daemon]") {
+  Daemon daemon;
+  const int64_t start = NowNanoseconds();
+  for (int i = 0; i < 400; ++i) {
+    const UniqueFd socket = daemon.Connect();
+    Send(socket, std::array<uint8_t, 256>{});
+    // Each of them is told.
+    REQUIRE(ParseChallenge(Receive(socket).value()).value().refusal == Refusal::kMalformed);
+  }
+  const size_t refused = daemon.Lines("Refused");
+  CHECK(refused >= 100);
+  CHECK(refused <= 101 + static_cast<size_t>((NowNanoseconds() - start) / 100'000'000));
+  // Whoever comes later is named again, after the number of those who were not.
+  usleep(200'000);
+  {
+    const UniqueFd socket = daemon.Connect();
+    ClientHello hello;
+    hello.oldest_version = hello.newest_version = 900;
+    Send(socket, hello);
+    REQUIRE(Receive(socket).has_value());
+  }
+  CHECK(daemon.Logs("(900 to 900)"));
+  CHECK(daemon.Logs("lines about strangers were left out"));
+}
+
 TEST_CASE("a peer that trickles its hello has no more time than a silent one", "[server][daemon]") {
   Daemon daemon;
   const UniqueFd socket = daemon.Connect();
