@@ -64,6 +64,9 @@ def beside_a_tenant(attack, **options):
             wait_until(lambda: set(descendants(daemon.pid)) <= before, 10,
                        "Workers of the attack are left.")
         check(daemon.process.poll() is None, "The daemon has ended.")
+        crashed = [line for line in log_lines(daemon, "killed by signal")
+                   if "killed by signal 9" not in line]
+        check(not crashed, f"A worker has crashed: {crashed}")
         check_ok(run([sample("static", "vector_add")], client_env(daemon)), "A program afterwards")
 
 
@@ -90,7 +93,15 @@ def garbage():
 
 @case
 def mutated_sessions():
-    beside_a_tenant(lambda daemon: hostile(daemon, "mutate", "24", RECORDED))
+    """They get far enough to be ended for many reasons, and none by a crash."""
+    def attack(daemon):
+        hostile(daemon, "mutate", "60", RECORDED)
+        reasons = {line.partition("breaks the protocol: ")[2]
+                   for line in log_lines(daemon, "breaks the protocol")}
+        print("\n".join(sorted(reasons)))
+        check(len(reasons) >= 8, f"All sessions end for ({len(reasons)}) reasons.")
+
+    beside_a_tenant(attack)
 
 
 @case

@@ -23,6 +23,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "commands.gen.h"
@@ -126,7 +127,7 @@ class Session : public Handler {
     connection_->Commit(length, kFlush);
   }
   // `body` may be longer or shorter than what the function's decoder wants.
-  uint64_t Send(uint32_t function, std::span<const std::byte> body, uint16_t flags = kNeedsReply) {
+  uint64_t SendBytes(uint32_t function, std::span<const std::byte> body, uint16_t flags) {
     FrameHeader header{};
     header.type = FrameType::kCall;
     header.flags = flags;
@@ -145,7 +146,8 @@ class Session : public Handler {
   }
   template <typename Command>
   uint64_t Send(uint32_t function, const Command& command, uint16_t flags = kNeedsReply) {
-    return Send(function, std::as_bytes(std::span(&command, 1)), flags);
+    static_assert(std::is_trivially_copyable_v<Command>);
+    return SendBytes(function, std::as_bytes(std::span(&command, 1)), flags);
   }
   // The reply's result; -1 if the session ends instead.
   int32_t Ask(uint64_t sequence, std::vector<std::byte>* body = nullptr) {
@@ -157,6 +159,13 @@ class Session : public Handler {
       }
       if (goodbye_ || connection_->Wait(1, *this, Deadline::After(100)) < 0) return -1;
       Expect(!deadline.expired(), "The server neither answers nor ends the session.");
+    }
+  }
+  // Gives an answer a moment to come, as a program waits for it.
+  void Pause(uint64_t sequence) {
+    const Deadline deadline = Deadline::After(50);
+    while (answered_ != sequence && !over() && !deadline.expired()) {
+      connection_->Wait(1, *this, deadline);
     }
   }
   bool Ends() {
@@ -210,7 +219,7 @@ void Garbage(int sessions) {
         session.SendFrame(Random(random, 8 + random() % 4000));
       } else {
         const uint32_t function = random() % 3 == 0 ? 0x8001 + random() % 10 : random() % 700;
-        session.Send(function, Random(random, random() % 400 / 8 * 8));
+        session.SendBytes(function, Random(random, random() % 400 / 8 * 8), kNeedsReply);
       }
     }
     Expect(session.Ends(), "A session of garbage goes on.");
@@ -246,17 +255,18 @@ void Mutate(int sessions, const std::string& folder) {
       if (!body.empty()) memcpy(body.data(), bytes.data() + at + sizeof header, body.size());
       at += length;
       if (header.type != FrameType::kCall) continue;
-      for (int i = 0; i < 2 && !body.empty() && random() % 3 == 0; ++i) {
+      for (int i = 0; i < 2 && !body.empty() && random() % 12 == 0; ++i) {
         const size_t place = random() % body.size();
         const uint64_t extreme = random() % 2 == 0 ? ~uint64_t{0} : uint64_t{1} << random() % 64;
         memcpy(body.data() + place, &extreme, std::min(body.size() - place, sizeof extreme));
       }
       if (random() % 40 == 0) body.resize(body.size() / 16 * 8);
-      session.Send(header.function, body, header.flags);
+      const uint64_t sequence = session.SendBytes(header.function, body, header.flags);
+      if ((header.flags & kNeedsReply) != 0) session.Pause(sequence);
     }
-    // Whatever is left of it answers, or has ended.
+    // What is left of it may answer, but need not: its kernels may spin, with damaged parameters.
     if (!session.over()) {
-      (void)session.Ask(session.Send(commands::CuMemGetInfo::kFunction, commands::CuMemGetInfo{}));
+      session.Pause(session.Send(commands::CuMemGetInfo::kFunction, commands::CuMemGetInfo{}));
     }
   }
   printf("%d sessions are over\n", sessions);
