@@ -404,6 +404,36 @@ TEST_CASE("shares that no honest client makes end the session", "[shm][hostile]"
   }
 }
 
+int OpenDescriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+TEST_CASE("descriptors that come unasked are closed", "[shm][hostile]") {
+  Besieged siege;
+  const int before = OpenDescriptors();
+  UniqueFd file = File(4096, F_SEAL_SHRINK | F_SEAL_GROW);
+  LinkMessage share = Share(1, 4096);
+  const int descriptors[2] = {file.get(), file.get()};
+  iovec part = {&share, sizeof share};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof descriptors)] = {};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof descriptors);
+  std::memcpy(CMSG_DATA(header), descriptors, sizeof descriptors);
+  REQUIRE(sendmsg(siege.link->fd(), &message, 0) == sizeof share);
+  siege.Ends("malformed message");
+  file.reset();
+  CHECK(OpenDescriptors() == before);
+}
+
 TEST_CASE("answers to bulk requests are checked", "[shm][hostile]") {
   Besieged besieged;
   std::vector<std::byte> local(4096);

@@ -161,11 +161,12 @@ bool RdmaConnection::Spin(Deadline deadline) {
 }
 
 int RdmaConnection::Wait(int budget, Handler& handler, Deadline deadline) {
-  for (;;) {
+  for (bool last = false;; last = deadline.expired()) {  // the first round that begins late
     receiver_.Clear();
     const int handled = Handle(budget, handler);
     if (handled > 0) return handled;
     if (over()) return -1;
+    if (last) return 0;
     if (interrupted_.load(std::memory_order_relaxed) && interrupted_.exchange(false)) return 0;
     if (Spin(deadline)) continue;
     if (!control_->Arm() || !completions_.empty()) continue;

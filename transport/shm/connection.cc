@@ -206,9 +206,12 @@ int ShmConnection::Poll(int budget, Handler& handler) {
 }
 
 int ShmConnection::Wait(int budget, Handler& handler, Deadline deadline) {
-  for (;;) {
+  // A peer that wakes us for nothing must not keep us: the last round is the first that begins
+  // late.
+  for (bool last = false;; last = deadline.expired()) {
     const int handled = Poll(budget, handler);
     if (handled != 0) return handled;
+    if (last) return 0;
     if (interrupted_.load(std::memory_order_relaxed) && interrupted_.exchange(false)) return 0;
     if (Spin(deadline)) continue;
     segment_->words().to[here_].sleeping.store(1, std::memory_order_seq_cst);
@@ -288,6 +291,7 @@ std::shared_ptr<Mapping> ShmConnection::FindShare(const MemoryKey& key, uint64_t
   // Its message came before the frame that named it, but may not have been read yet.
   for (int i = 0; !known && i < 8 && !closed(); ++i) {
     ReadLink();
+    link_->receiver().Signal();  // its wake-up may have been read along, on another thread
     memory = shares_.Find(blob, offset, bytes, wanted, &known);
   }
   return memory;

@@ -32,7 +32,7 @@ Status Link::Send(const LinkMessage& message, int descriptor, Deadline deadline)
   request.msg_iovlen = 1;
   if (descriptor >= 0) {
     request.msg_control = control;
-    request.msg_controllen = sizeof control;
+    request.msg_controllen = CMSG_LEN(sizeof descriptor);
     cmsghdr* const header = CMSG_FIRSTHDR(&request);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
@@ -65,7 +65,7 @@ Link::Received Link::Receive(LinkMessage* message, UniqueFd* descriptor) {
     request.msg_iov = &part;
     request.msg_iovlen = 1;
     request.msg_control = control;
-    request.msg_controllen = sizeof control;
+    request.msg_controllen = CMSG_LEN(sizeof(int));  // the space of one has room for two
     got = recvmsg(socket_.get(), &request, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     // A peer that closed with something unread resets; what it had sent before can still be read.
   } while (got < 0 && (errno == EINTR || errno == ECONNRESET));
@@ -78,7 +78,7 @@ Link::Received Link::Receive(LinkMessage* message, UniqueFd* descriptor) {
     descriptor->reset(fd);
   }
   if (got == 0) return Received::kEnd;
-  // A descriptor that was too much for the buffer has been closed by the kernel.
+  // The kernel has closed the descriptors that the buffer had no room for.
   if ((request.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Received::kMalformed;
   if (got == 1 && !descriptor->valid()) return Received::kWake;
   if (got != sizeof *message || message->magic != LinkMessage::kMagic) {

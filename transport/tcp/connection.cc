@@ -158,10 +158,13 @@ int TcpConnection::Poll(int budget, Handler& handler) {
 }
 
 int TcpConnection::Wait(int budget, Handler& handler, Deadline deadline) {
-  for (;;) {
+  // A peer that sends a frame byte by byte must not keep us: the last round is the first that
+  // begins late.
+  for (bool last = false;; last = deadline.expired()) {
     const int handled = Handle(budget, handler);
     if (handled > 0) return handled;
     if (over()) return -1;
+    if (last) return 0;
     if (interrupted_.load(std::memory_order_relaxed) && interrupted_.exchange(false)) return 0;
     if (Spin(deadline)) continue;
     epoll_event events[2];
