@@ -92,7 +92,8 @@ enum class BulkStatus : uint8_t {
   kRefused,  // the peer has no such registration, or the range or access is outside it
   kClosed,   // the connection ended first
   kCancelled,
-  kUnreachable,  // a NIC here cannot reach the local memory, which RegisterDevice has registered
+  kUnreachable,  // no NIC in use reaches the local memory (which RegisterDevice has registered, or
+                 // a new NIC would not register) and the peer's
 };
 
 // A way through one NIC of this host and back to it, without the peer, to see whether the NIC

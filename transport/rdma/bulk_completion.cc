@@ -127,22 +127,19 @@ bool BulkEngine::State::Reap(uint32_t rail) {
   return any;
 }
 
-bool BulkEngine::State::ReapReceives(uint32_t rail) {
-  BulkRail& state = rails[rail];
+// Counts the notifications that have come on a queue pair of the rail. False if nothing has come.
+bool BulkEngine::State::TakeReceives(uint32_t rail, QueuePair& queue_pair, uint32_t* missing,
+                                     ibv_wc_status* failed) {
   bool any = false;
-  while (state.queue_pair != nullptr) {
+  for (;;) {
     ibv_wc completions_[kReapBatch];
-    const int got = verbs.PollCq(state.queue_pair->receive_cq(), kReapBatch, completions_);
+    const int got = verbs.PollCq(queue_pair.receive_cq(), kReapBatch, completions_);
     if (got <= 0) break;
     any = true;
     for (int i = 0; i < got; ++i) {
-      ++state.receives_missing;
+      ++*missing;
       if (completions_[i].status != IBV_WC_SUCCESS) {
-        // The initiator learns more from the request that failed.
-        if (state.state == BulkRail::State::kLive && !initiator) {
-          BreakRail(rail, std::string("A receive failed (") +
-                              CompletionName(completions_[i].status) + ").");
-        }
+        if (*failed == IBV_WC_SUCCESS) *failed = completions_[i].status;
         continue;
       }
       if (!initiator && completions_[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
@@ -154,6 +151,18 @@ bool BulkEngine::State::ReapReceives(uint32_t rail) {
     }
     if (got < kReapBatch) break;
   }
+  return any;
+}
+
+bool BulkEngine::State::ReapReceives(uint32_t rail) {
+  BulkRail& state = rails[rail];
+  if (state.queue_pair == nullptr) return false;
+  ibv_wc_status failed = IBV_WC_SUCCESS;
+  const bool any = TakeReceives(rail, *state.queue_pair, &state.receives_missing, &failed);
+  // The initiator learns more from the request that failed.
+  if (failed != IBV_WC_SUCCESS && state.state == BulkRail::State::kLive && !initiator) {
+    BreakRail(rail, std::string("A receive failed (") + CompletionName(failed) + ").");
+  }
   if (state.state == BulkRail::State::kLive && state.receives_missing >= kRepostBatch) {
     for (; state.receives_missing > 0; --state.receives_missing) {
       ibv_recv_wr request = {};
@@ -164,17 +173,34 @@ bool BulkEngine::State::ReapReceives(uint32_t rail) {
   return any;
 }
 
-bool BulkEngine::State::PollAll() {
+bool BulkEngine::State::ReapDiscarded(int64_t now) {
   bool any = false;
+  for (size_t i = 0; i < discarded.size();) {
+    Discarded& each = discarded[i];
+    ibv_wc_status failed = IBV_WC_SUCCESS;
+    any = TakeReceives(each.rail, *each.queue_pair, &each.receives_missing, &failed) || any;
+    if (each.receives_missing < each.queue_pair->receive_depth() && now < each.until_ns) {
+      ++i;
+      continue;
+    }
+    spent.push_back({std::move(each.queue_pair), each.rail, false});
+    discarded.erase(discarded.begin() + i);
+    any = true;
+  }
+  return any;
+}
+
+bool BulkEngine::State::PollAll() {
   const int64_t now = NowNanoseconds();
+  bool any = ReapDiscarded(now);
   for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
     BulkRail& state = rails[rail];
-    if (state.state == BulkRail::State::kDown) continue;
+    if (state.queue_pair == nullptr) continue;
     any = Reap(rail) || any;
     any = ReapReceives(rail) || any;
     if (state.state == BulkRail::State::kDraining &&
         (Drained(rail) || now >= state.drain_until_ns)) {
-      FinishDrain(rail);
+      EndDrain(rail);
       any = true;
       continue;
     }
@@ -186,6 +212,7 @@ bool BulkEngine::State::PollAll() {
     PumpAll();
   }
   if (!late.empty()) FinishLate();
+  FailStranded(now);
   return any;
 }
 

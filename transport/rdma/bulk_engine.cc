@@ -35,6 +35,16 @@ BulkEngine::State::State(std::shared_ptr<Domain> domain, const RdmaOptions& opti
 }
 
 BulkEngine::State::Turn::~Turn() {
+  while (!state_.spent.empty()) {
+    std::vector<Spent> spent;
+    spent.swap(state_.spent);
+    lock_.unlock();
+    for (Spent& each : spent) each.queue_pair.reset();
+    lock_.lock();
+    for (const Spent& each : spent) {
+      if (each.drained) state_.FinishDrain(each.rail);
+    }
+  }
   const bool wake = std::exchange(state_.wants_wake, false);
   const bool changed = std::exchange(state_.changed, false);
   lock_.unlock();
@@ -90,15 +100,11 @@ Status BulkEngine::PostReceives(QueuePair& queue_pair) {
 
 void BulkEngine::Admit(uint32_t rail, uint16_t generation, std::unique_ptr<QueuePair> queue_pair) {
   if (rail >= kMaxRails) return;
-  std::unique_ptr<QueuePair> overtaken;  // destroyed without the lock
   State::Turn turn(*state_);
-  if (state_->closed) {
-    overtaken = std::move(queue_pair);
-    return;
-  }
+  if (state_->closed) return state_->Discard(rail, generation, std::move(queue_pair));
   BulkRail& state = state_->rails[rail];
   state_->BreakRail(rail, "A newer queue pair takes its place.");
-  overtaken = std::move(state.successor);
+  state_->Discard(rail, state.successor_generation, std::move(state.successor));
   state.successor = std::move(queue_pair);
   state.successor_generation = generation;
   state_->live[rail].store(generation, std::memory_order_release);
@@ -108,13 +114,11 @@ void BulkEngine::Admit(uint32_t rail, uint16_t generation, std::unique_ptr<Queue
 
 void BulkEngine::Drop(uint32_t rail, uint16_t generation, const std::string& reason) {
   if (rail >= kMaxRails) return;
-  std::unique_ptr<QueuePair> dropped;  // destroyed without the lock
   State::Turn turn(*state_);
   BulkRail& state = state_->rails[rail];
   if (state.successor != nullptr) {
     if (state.successor_generation != generation) return;
-    dropped = std::move(state.successor);
-    if (dropped->Break()) state_->End(rail, generation);
+    state_->Discard(rail, generation, std::move(state.successor));
     state_->live[rail].store(0, std::memory_order_release);
     state_->changed = true;
   } else if (state.generation == generation) {
@@ -181,8 +185,8 @@ Outcome BulkEngine::Submit(bool put, MemoryRegion& local, uint64_t local_offset,
   const RdmaRegion* region = state_->domain->Own(local);
   const auto wanted = static_cast<uint8_t>(put ? Access::kPeerWrites : Access::kPeerReads);
   const bool allowed = remote.bytes == sizeof key && key.kind == kRdmaKeyKind && key.rails != 0 &&
-                       (key.access & wanted) != 0 && remote_offset <= key.bytes &&
-                       bytes <= key.bytes - remote_offset &&
+                       key.rails >> kMaxRails == 0 && (key.access & wanted) != 0 &&
+                       remote_offset <= key.bytes && bytes <= key.bytes - remote_offset &&
                        key.address + key.bytes >= key.address && local_offset <= local.size() &&
                        bytes <= local.size() - local_offset && region != nullptr;
   {
@@ -291,7 +295,8 @@ const std::string& BulkEngine::failure() const {
 
 Deadline BulkEngine::next_tick() const {
   std::lock_guard lock(state_->mutex);
-  Deadline next = state_->post_again ? Deadline::After(1) : Deadline::Never();
+  const bool soon = state_->post_again || !state_->discarded.empty();
+  Deadline next = soon ? Deadline::After(1) : Deadline::Never();
   if (const BulkOperation* first = state_->late.first()) {
     next = Earlier(next, Deadline::AtNanoseconds(first->late_until_ns));
   }
@@ -305,7 +310,6 @@ Deadline BulkEngine::next_tick() const {
 }
 
 void BulkEngine::Close(int drain_ms) {
-  std::array<std::unique_ptr<QueuePair>, kMaxRails> unused;  // destroyed without the lock
   {
     State::Turn turn(*state_);
     if (!std::exchange(state_->closed, true)) {
@@ -316,9 +320,14 @@ void BulkEngine::Close(int drain_ms) {
       }
     }
     for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+      BulkRail& state = state_->rails[rail];
       state_->BreakRail(rail, "The connection ends.");
-      unused[rail] = std::move(state_->rails[rail].successor);
+      state_->Discard(rail, state.successor_generation, std::move(state.successor));
     }
+    for (State::Discarded& each : state_->discarded) {
+      state_->spent.push_back({std::move(each.queue_pair), each.rail, false});
+    }
+    state_->discarded.clear();
   }
   const Deadline deadline = Deadline::After(drain_ms);
   for (bool idle = false; !idle; usleep(100)) {
@@ -330,10 +339,13 @@ void BulkEngine::Close(int drain_ms) {
     }
     if (deadline.expired()) break;
   }
-  State::Turn turn(*state_);
-  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
-    if (state_->rails[rail].state == BulkRail::State::kDraining) state_->FinishDrain(rail);
+  {
+    State::Turn turn(*state_);
+    for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+      if (state_->rails[rail].state == BulkRail::State::kDraining) state_->EndDrain(rail);
+    }
   }
+  State::Turn turn(*state_);
   while (!state_->operations.empty()) {
     state_->operations.first()->status = BulkStatus::kClosed;
     state_->Finish(*state_->operations.first());

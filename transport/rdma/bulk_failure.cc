@@ -19,8 +19,7 @@ void BulkEngine::State::BreakRail(uint32_t rail, const std::string& reason) {
   changed = wants_wake = true;
 }
 
-// The receiver of notifications looks at every receive, too: one of them may be a notification that
-// the sender knows to be done, and waits for us to count.
+// The connection must end: on any other rail the same would happen again.
 void BulkEngine::State::GiveUp(const std::string& reason) {
   if (failed.load(std::memory_order_relaxed)) return;
   failure = reason;
@@ -41,16 +40,38 @@ void BulkEngine::State::InstallSuccessor(uint32_t rail) {
   PumpAll();
 }
 
+// The receiver of notifications waits for every receive, too: one of them may be a notification
+// that the sender knows to be done, and waits for us to count.
 bool BulkEngine::State::Drained(uint32_t rail) const {
   const BulkRail& state = rails[rail];
   return state.under_way.empty() &&
          (initiator || state.receives_missing >= state.queue_pair->receive_depth());
 }
 
-void BulkEngine::State::FinishDrain(uint32_t rail) {
+// Destroying a queue pair takes the system's time, so it is done without the lock (Turn), and
+// FinishDrain follows.
+void BulkEngine::State::EndDrain(uint32_t rail) {
   BulkRail& state = rails[rail];
   ReapReceives(rail);
-  state.queue_pair.reset();  // from here on nothing of it touches any memory of this end
+  state.state = BulkRail::State::kEnding;
+  spent.push_back({std::move(state.queue_pair), rail, true});
+}
+
+void BulkEngine::State::Discard(uint32_t rail, uint16_t generation,
+                                std::unique_ptr<QueuePair> queue_pair) {
+  if (queue_pair == nullptr) return;
+  if (queue_pair->Break()) End(rail, generation);
+  if (initiator || closed) {  // it never sent anything there, and nobody notifies it
+    spent.push_back({std::move(queue_pair), rail, false});
+  } else {
+    discarded.push_back({std::move(queue_pair), rail, 0, NowNanoseconds() + kDrainMs * 1'000'000});
+  }
+  wants_wake = true;
+}
+
+// The queue pair is gone, and touches no memory of this end any more.
+void BulkEngine::State::FinishDrain(uint32_t rail) {
+  BulkRail& state = rails[rail];
   End(rail, state.generation);
   while (!state.under_way.empty()) {
     OnFailed(rail, state.under_way.PopFront(), IBV_WC_WR_FLUSH_ERR);

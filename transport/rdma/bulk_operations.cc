@@ -5,6 +5,7 @@
 // `chunks_left` are not done.
 #include <algorithm>
 
+#include "common/log.h"
 #include "transport/rdma/bulk_state.h"
 
 namespace penstock::transport::rdma {
@@ -38,6 +39,40 @@ void BulkEngine::State::DropQueued(BulkOperation& operation) {
   queued -= operation.chunks_queued;
   operation.chunks_left -= std::exchange(operation.chunks_queued, 0);
   if (operation.waiting.linked) waiting.Remove(operation);
+}
+
+// A rail that is down comes back, or the connection ends. But while others are live, a move that
+// only that rail can take may wait for ever: its memory has no key on the devices of the others,
+// because one that took another's place has refused to register it.
+void BulkEngine::State::FailStranded(int64_t now) {
+  constexpr int64_t kCheckEveryNs = 50'000'000;
+  if (waiting.empty() || closed || now - stranded_checked_ns < kCheckEveryNs) return;
+  stranded_checked_ns = now;
+  uint32_t live_rails = 0;
+  for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+    if (rails[rail].state == BulkRail::State::kLive) live_rails |= 1u << rail;
+  }
+  for (BulkOperation *each = waiting.first(), *next; each != nullptr; each = next) {
+    next = WaitingOperations::After(*each);
+    uint32_t local_rails = 0, lkey = 0;
+    for (uint32_t rail = 0; rail < kMaxRails; ++rail) {
+      if (each->region->LocalKey(rail, &lkey)) local_rails |= 1u << rail;
+    }
+    if (live_rails == 0 || (live_rails & local_rails & each->key.rails) != 0) {
+      each->stranded_ns = 0;
+      continue;
+    }
+    if (each->stranded_ns == 0) each->stranded_ns = now;
+    if (now - each->stranded_ns < int64_t{options.peer_timeout_ms} * 1'000'000) continue;
+    LOG_WARNING(
+        "transport",
+        "A move of (%lu) bytes is given up: for (%u) ms no live rail (mask 0x%x) has reached "
+        "both this end's memory (0x%x) and the peer's (0x%x).",
+        each->bytes, options.peer_timeout_ms, live_rails, local_rails, each->key.rails);
+    each->status = BulkStatus::kUnreachable;
+    DropQueued(*each);
+    if (each->chunks_left == 0) MaybeFinish(*each);
+  }
 }
 
 void BulkEngine::State::Finish(BulkOperation& operation) {

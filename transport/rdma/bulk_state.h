@@ -49,7 +49,8 @@ struct BulkEngine::State {
         CompletionQueue& completions, std::function<void()> wake,
         std::function<void()> rails_changed);
 
-  // Holds the lock. At its end, without it, whom it concerns is told what has changed.
+  // Holds the lock. At its end, without it, spent queue pairs are destroyed, and whom it concerns
+  // is told what has changed.
   class Turn {
    public:
     explicit Turn(State& state) : state_(state), lock_(state.mutex) {}
@@ -67,6 +68,22 @@ struct BulkEngine::State {
     uint32_t sequence;  // of its notification
   };
 
+  // A queue pair that a newer one replaces before its turn has come. The peer may have used it all
+  // the same: what it has notified there is counted before the queue pair goes.
+  struct Discarded {
+    std::unique_ptr<QueuePair> queue_pair;
+    uint32_t rail;
+    uint32_t receives_missing;
+    int64_t until_ns;
+  };
+
+  // To be destroyed. That of a drained rail goes before what it carried is given to others.
+  struct Spent {
+    std::unique_ptr<QueuePair> queue_pair;
+    uint32_t rail;
+    bool drained;
+  };
+
   const std::shared_ptr<Domain> domain;
   Verbs& verbs;
   const RdmaOptions options;
@@ -78,6 +95,8 @@ struct BulkEngine::State {
   std::mutex mutex;
   std::map<ibv_context*, ibv_comp_channel*> channels;
   std::array<BulkRail, kMaxRails> rails;
+  std::vector<Discarded> discarded;
+  std::vector<Spent> spent;
   Pool<BulkOperation, &BulkOperation::link> operation_pool;
   Pool<BulkChunk, &BulkChunk::link> chunk_pool;
   Operations operations;
@@ -93,6 +112,7 @@ struct BulkEngine::State {
   std::array<uint32_t, kMaxRails> next_sequence{};
   std::array<uint32_t, kMaxRails> peer_fence{};
   std::array<uint16_t, kMaxRails> peer_ended{};
+  int64_t stranded_checked_ns = 0;
   bool closed = false;
   std::string failure;  // why the connection cannot go on; written once, before `failed`
   bool wants_wake = false, changed = false;  // wake and rails_changed are due
@@ -127,12 +147,17 @@ struct BulkEngine::State {
   bool Reap(uint32_t rail);
   void OnDone(uint32_t rail, const BulkRequest& request);
   void OnFailed(uint32_t rail, const BulkRequest& request, ibv_wc_status status);
+  bool TakeReceives(uint32_t rail, QueuePair& queue_pair, uint32_t* missing, ibv_wc_status* failed);
   bool ReapReceives(uint32_t rail);
+  bool ReapDiscarded(int64_t now);
   void GiveUp(const std::string& reason);
   void BreakRail(uint32_t rail, const std::string& reason);
   void InstallSuccessor(uint32_t rail);
   bool Drained(uint32_t rail) const;
+  void EndDrain(uint32_t rail);
   void FinishDrain(uint32_t rail);
+  void Discard(uint32_t rail, uint16_t generation, std::unique_ptr<QueuePair> queue_pair);
+  void FailStranded(int64_t now);
   void Keepalive(uint32_t rail, int64_t now);
   bool PollAll();
 };

@@ -80,6 +80,7 @@ class RdmaConnection : public Connection {
   struct Dialled {
     std::unique_ptr<QueuePair> queue_pair;
     uint64_t tag = 0;
+    uint16_t generation = 0;
     ConnectReply reply;
   };
   struct Pending {  // accepted, not established
@@ -90,8 +91,8 @@ class RdmaConnection : public Connection {
   };
 
   // client
-  Result<Dialled> DialQueuePair(QueuePairRole role, uint32_t rail, uint16_t generation,
-                                Deadline deadline);
+  Result<uint16_t> NextGeneration(QueuePairRole role, uint32_t rail);
+  Result<Dialled> DialQueuePair(QueuePairRole role, uint32_t rail, Deadline deadline);
   Result<ConnectReply> FinishDial(rdma_cm_id* id, uint64_t tag, const ConnectRequest& request,
                                   Deadline deadline);
   Result<CmEvent> Expect(uint64_t tag, rdma_cm_event_type wanted, const std::string& what,

@@ -85,8 +85,23 @@ Result<ConnectReply> RdmaConnection::FinishDial(rdma_cm_id* id, uint64_t tag,
   return reply;
 }
 
+// The next number of a role and rail. They are 16 bits wide and compared by size, so there is none
+// after the last: a rail then stays down, and a session whose control queue pair has used all ends.
+// One is taken for each queue pair that the server hears of, so this takes weeks of a fabric that
+// comes and goes every few seconds.
+Result<uint16_t> RdmaConnection::NextGeneration(QueuePairRole role, uint32_t rail) {
+  std::lock_guard lock(links_mutex_);
+  uint16_t& newest =
+      role == QueuePairRole::kControl ? control_generation_ : rails_[rail].generation;
+  if (newest + 1 == kRailRefused) {
+    return penstock::Fail(Code::kResourceExhausted,
+                          "A session has made as many queue pairs as it can number (" +
+                              std::to_string(newest) + ").");
+  }
+  return ++newest;
+}
+
 Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role, uint32_t rail,
-                                                              uint16_t generation,
                                                               Deadline deadline) {
   deadline = Earlier(deadline, Deadline::After(dial_ms_));
   ASSIGN_OR_RETURN(sockaddr_storage target, ParseAddress(offer_.addresses[rail], offer_.port));
@@ -139,7 +154,9 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
   request.role = role;
   request.rail = static_cast<uint8_t>(rail);
   request.rail_count = static_cast<uint8_t>(offer_.addresses.size());
-  request.generation = generation;
+  auto generation = NextGeneration(role, rail);
+  if (!generation) return give_up(generation.error());
+  request.generation = *generation;
   request.slots = static_cast<uint16_t>(options_.slots);
   request.slot_bytes = options_.slot_bytes;
   request.token = token_;
@@ -148,6 +165,7 @@ Result<RdmaConnection::Dialled> RdmaConnection::DialQueuePair(QueuePairRole role
 
   Dialled dialled;
   dialled.tag = tag;
+  dialled.generation = *generation;
   auto queue_pair = QueuePair::Make(*verbs_, id, *shape);
   if (!queue_pair) return give_up(queue_pair.error());
   const auto finish = [&]() -> Status {  // the queue pair has the id from here on
@@ -196,13 +214,7 @@ void RdmaConnection::FindDevice(uint32_t rail) {
 }
 
 Status RdmaConnection::DialControl(uint32_t rail, Deadline deadline) {
-  uint16_t generation;
-  {
-    std::lock_guard lock(links_mutex_);
-    generation = ++control_generation_;
-  }
-  ASSIGN_OR_RETURN(Dialled dialled,
-                   DialQueuePair(QueuePairRole::kControl, rail, generation, deadline));
+  ASSIGN_OR_RETURN(Dialled dialled, DialQueuePair(QueuePairRole::kControl, rail, deadline));
   {
     std::lock_guard lock(links_mutex_);
     control_tag_ = dialled.tag;
@@ -218,19 +230,13 @@ Status RdmaConnection::DialControl(uint32_t rail, Deadline deadline) {
 }
 
 Status RdmaConnection::DialRail(uint32_t rail, Deadline deadline) {
-  uint16_t generation;
-  {
-    std::lock_guard lock(links_mutex_);
-    generation = ++rails_[rail].generation;
-  }
-  ASSIGN_OR_RETURN(Dialled dialled,
-                   DialQueuePair(QueuePairRole::kBulk, rail, generation, deadline));
+  ASSIGN_OR_RETURN(Dialled dialled, DialQueuePair(QueuePairRole::kBulk, rail, deadline));
   {
     std::lock_guard lock(links_mutex_);
     rails_[rail].tag = dialled.tag;
     rails_[rail].since_ns = NowNanoseconds();
   }
-  bulk_->Admit(rail, generation, std::move(dialled.queue_pair));
+  bulk_->Admit(rail, dialled.generation, std::move(dialled.queue_pair));
   return {};
 }
 

@@ -55,6 +55,7 @@ struct BulkOperation {
   // Generations through which it was tried before; their packets may still be in the fabric.
   std::array<uint16_t, kMaxRails> tried{};
   int64_t late_until_ns = 0;
+  int64_t stranded_ns = 0;  // since when rails are live, but none that could take it; 0: not so
   // A move to or from where recent Puts wrote: it may start on a rail when the peer has seen as
   // many notifications on each other rail, and also on this one if its queue pair is a newer one.
   bool after_puts = false;
@@ -93,7 +94,8 @@ class BulkRequests {
 };
 
 struct BulkRail {
-  enum class State : uint8_t { kDown, kLive, kDraining };
+  // kEnding: drained, and its queue pair is being destroyed.
+  enum class State : uint8_t { kDown, kLive, kDraining, kEnding };
   State state = State::kDown;
   uint16_t generation = 0;
   std::unique_ptr<QueuePair> queue_pair;
