@@ -403,7 +403,8 @@ TEST_CASE("pageable memory goes between bounce slots and the device", "[server][
   const bool breaks = GENERATE(false, true);
   Bench bench(DeviceMemory::kWorks);
   RawClient& client = *bench.client;
-  constexpr uint64_t kBytes = (6 << 20) + 33;
+  // More than all slots hold, so that pieces are still to come when the device breaks down.
+  constexpr uint64_t kBytes = (kBounceSlots + 5) * uint64_t{kBounceSlotBytes} + 33;
   const uint64_t memory = client.Allocate(kBytes + 100);
   const Handle stream = client.NewStream();
   Memory slots(client, std::vector<std::byte>(size_t{kBounceSlots} * kBounceSlotBytes));
