@@ -30,7 +30,7 @@ SIDES = ("client", "server")
 CONTEXTS = ("current", "none")
 # Operations of protocol/operations.h: written by hand, each serves many functions.
 OPERATIONS = ("launch", "upload", "download", "load_module", "get_function",
-              "host_function")
+              "host_function", "upload_volume", "download_volume")
 ROLES = ("in", "out", "inout", "new", "destroyed", "string", "path", "fd", "callback", "client",
          "stream", "allocation", "address", "handle", "context-or-current", "value")
 

@@ -49,7 +49,8 @@ enum Features : uint64_t {
   kFeatureRdma = 1 << 0,           // can carry a session over RDMA, and is not told not to
   kFeatureHostFunctions = 1 << 1,  // Operation::kHostFunction and its frame
   kFeatureBounce = 1 << 2,         // HostPlace::kBounced, bounced module parts and their frame
-  kFeatureShm = 1 << 3,  // thinks that the peer is on the same machine; wins over kFeatureRdma
+  kFeatureShm = 1 << 3,      // thinks that the peer is on the same machine; wins over kFeatureRdma
+  kFeatureVolumes = 1 << 4,  // Operation::kUploadVolume, its like and volumes on the device
 };
 
 using Nonce = std::array<uint8_t, 32>;

@@ -20,6 +20,8 @@ enum class Operation : uint32_t {
   kHostFunction = 0x8007,
   kHostFunctionDone = 0x8008,
   kBounceDone = 0x8009,
+  kUploadVolume = 0x800a,
+  kDownloadVolume = 0x800b,
 };
 inline constexpr uint32_t kFirstOperation = 0x8001;
 
@@ -88,6 +90,23 @@ struct DownloadCommand {
   uint64_t host_pitch;  // bytes between the rows belong to the program and are never written
 };
 static_assert(sizeof(DownloadCommand) == 128);
+
+// A copy of several slices, each of `height` rows. On either side a slice begins so many rows after
+// the one before, at least `height`.
+struct VolumeShape {
+  uint64_t depth;  // slices
+  uint64_t device_rows, host_rows;
+};
+struct UploadVolumeCommand {
+  UploadCommand rows;
+  VolumeShape volume;
+};
+static_assert(sizeof(UploadVolumeCommand) == 160);
+struct DownloadVolumeCommand {
+  DownloadCommand rows;
+  VolumeShape volume;
+};
+static_assert(sizeof(DownloadVolumeCommand) == 152);
 
 // --- Loading code: a call. LoadModuleCommand | ModulePart[part_count] | inline parts in order |
 //     JitOption[option_count]

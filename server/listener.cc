@@ -372,7 +372,8 @@ void Supervisor::OnHello(Peer& peer, std::span<const std::byte> blob) {
     return Refuse(peer, Refusal::kInternal, "The server has no random numbers.");
   }
   peer.challenge.key_needed = key_.empty() ? 0 : 1;
-  peer.challenge.features = peer.hello.features & (kFeatureHostFunctions | kFeatureBounce);
+  peer.challenge.features =
+      peer.hello.features & (kFeatureHostFunctions | kFeatureBounce | kFeatureVolumes);
   const bool client_has_rdma = (peer.hello.features & kFeatureRdma) != 0;
   if (options_.transport.choice == transport::Choice::kRdma && !client_has_rdma) {
     return Refuse(peer, Refusal::kPath,

@@ -150,6 +150,7 @@ CUresult Client::Initialise() {
   SessionOptions session_options = SessionOptionsFromEnvironment(connect.server);
   session_options.host_functions = connected->host_functions;
   session_options.bounce = connected->bounce;
+  session_options.volumes = connected->volumes;
   auto session = std::make_unique<Session>(
       std::move(connected->connection), std::move(connected->welcome), std::move(session_options));
   session->counters().hello_round_trips = connected->round_trips;

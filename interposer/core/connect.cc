@@ -109,7 +109,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
   ASSIGN_OR_RETURN(LocalRdma local, PrepareRdma(options.path, control));
 
   ClientHello hello = MakeHello(options);
-  hello.features |= kFeatureHostFunctions | kFeatureBounce;
+  hello.features |= kFeatureHostFunctions | kFeatureBounce | kFeatureVolumes;
   if (local.verbs != nullptr) hello.features |= kFeatureRdma;
   if (WantsShm(options.path, control)) hello.features |= kFeatureShm;
   RETURN_IF_ERROR(FillRandom(hello.nonce));
@@ -176,6 +176,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
   connected.round_trips = 3;
   connected.host_functions = (challenge.features & kFeatureHostFunctions) != 0;
   connected.bounce = (challenge.features & kFeatureBounce) != 0;
+  connected.volumes = (challenge.features & kFeatureVolumes) != 0;
   std::string why = std::move(local.why);
   if (both_share) {
     ASSIGN_OR_RETURN(PathTaken taken, AgreeOnShm(control, welcome));

@@ -24,7 +24,8 @@ struct Connected {
   ParsedWelcome welcome;
   uint64_t round_trips = 0;
   bool host_functions = false;  // the server has kFeatureHostFunctions
-  bool bounce = false;          // and kFeatureBounce
+  bool bounce = false;          // kFeatureBounce
+  bool volumes = false;         // kFeatureVolumes
   // For the child of a fork: lets go of the connection without ending the parent's.
   void (*abandon)(transport::Connection&) = nullptr;
 };

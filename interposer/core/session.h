@@ -39,6 +39,7 @@ struct SessionOptions {
   bool staging = true;
   bool window = true;
   bool bounce = true;          // the server deals out bounce slots
+  bool volumes = true;         // and copies volumes, and between contexts
   bool host_functions = true;  // the server can have the program's functions in streams
 };
 

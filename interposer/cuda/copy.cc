@@ -26,49 +26,11 @@
 #include "custom_client.gen.h"
 #include "interposer/core/call.h"
 #include "interposer/core/client.h"
+#include "interposer/cuda/copy.h"
+#include "interposer/cuda/rows.h"
 
 namespace penstock::interposer {
 namespace {
-
-// Rows in host or device memory. A plain copy is one row.
-struct Shape {
-  uint64_t width = 0, height = 1;
-  bool empty() const { return width == 0 || height == 0; }
-};
-
-struct HostRows {
-  std::byte* first = nullptr;
-  uint64_t pitch = 0;
-};
-struct DeviceRows {
-  CUdeviceptr first = 0;
-  uint64_t pitch = 0;
-};
-
-// From the first byte of the first row to the last of the last; false if that is no number.
-bool Extent(const Shape& shape, uint64_t pitch, uint64_t* bytes) {
-  uint64_t rows = 0;
-  return (shape.height == 1 || pitch >= shape.width) &&
-         !__builtin_mul_overflow(shape.height - 1, pitch, &rows) &&
-         !__builtin_add_overflow(rows, shape.width, bytes);
-}
-
-// The pitch of a single row says nothing, whatever the program put there. The frames say its width.
-uint64_t PitchOf(const Shape& shape, uint64_t pitch) {
-  return shape.height == 1 ? shape.width : pitch;
-}
-
-void Pack(std::byte* target, const HostRows& source, const Shape& shape) {
-  for (uint64_t row = 0; row < shape.height; ++row) {
-    memcpy(target + row * shape.width, source.first + row * source.pitch, shape.width);
-  }
-}
-
-void Unpack(const HostRows& target, const std::byte* source, const Shape& shape) {
-  for (uint64_t row = 0; row < shape.height; ++row) {
-    memcpy(target.first + row * target.pitch, source + row * shape.width, shape.width);
-  }
-}
 
 void SetKey(WireMemoryKey* wire, const transport::MemoryKey& key) {
   static_assert(sizeof *wire == sizeof key);
@@ -105,17 +67,17 @@ struct Region {
 class BouncedRows final : public BouncedBytes {
  public:
   BouncedRows(Call& call, const HostRows& rows, const Shape& shape, bool fills)
-      : BouncedBytes(call.session(), call.thread().index, fills, shape.width * shape.height),
+      : BouncedBytes(call.session(), call.thread().index, fills, shape.width * shape.rows()),
         rows_(rows),
-        width_(shape.width),
+        shape_(shape),
         fills_(fills) {}
 
  private:
   void Move(uint64_t offset, std::span<std::byte> slot) override {
-    uint64_t row = offset / width_, column = offset % width_;
+    uint64_t row = offset / shape_.width, column = offset % shape_.width;
     while (!slot.empty()) {
-      const uint64_t bytes = std::min<uint64_t>(width_ - column, slot.size());
-      std::byte* const host = rows_.first + row * rows_.pitch + column;
+      const uint64_t bytes = std::min<uint64_t>(shape_.width - column, slot.size());
+      std::byte* const host = rows_.row(shape_, row) + column;
       memcpy(fills_ ? slot.data() : host, fills_ ? host : slot.data(), bytes);
       slot = slot.subspan(bytes);
       ++row;
@@ -124,24 +86,48 @@ class BouncedRows final : public BouncedBytes {
   }
 
   const HostRows rows_;
-  const uint64_t width_;
+  const Shape shape_;
   const bool fills_;
 };
 
-constexpr uint32_t kUploadFunction = static_cast<uint32_t>(Operation::kUpload);
-constexpr uint32_t kDownloadFunction = static_cast<uint32_t>(Operation::kDownload);
+// What is sent of an upload or download: of several slices, another operation that says more.
+template <typename VolumeCommand>
+struct Request {
+  VolumeCommand command{};
+  uint32_t function;
+  size_t bytes;
+
+  Request(Operation rows, Operation volume, const Shape& shape, const DeviceRows& device,
+          const HostRows& host) {
+    const bool slices = shape.depth > 1;
+    function = static_cast<uint32_t>(slices ? volume : rows);
+    bytes = slices ? sizeof command : sizeof command.rows;
+    command.volume = {shape.depth, device.slice_rows, host.slice_rows};
+  }
+  void PackHost(const Shape& shape) {
+    command.rows.host_pitch = shape.width;
+    command.volume.host_rows = shape.height;
+  }
+};
 
 // call.Stream() has been asked; `stream` is its wire value.
+bool OnDevice(Call& call, const DeviceRows& rows, const Shape& shape) {
+  if (shape.depth == 1) {
+    return call.DeviceRange2D(rows.first, rows.pitch, shape.width, shape.height);
+  }
+  uint64_t extent = 0, total = 0;
+  if (!Extent(shape, rows.pitch, rows.slice_rows, &extent, &total)) {
+    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
+  return call.DeviceRange(rows.first, extent);
+}
+
 CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const HostRows& source,
                 const Shape& shape, bool asynchronous) {
   if (shape.empty()) return CUDA_SUCCESS;
   uint64_t extent = 0, total = 0;
-  if (!call.Out(source.first) ||
-      !call.DeviceRange2D(target.first, target.pitch, shape.width, shape.height)) {
-    return call.result();
-  }
-  if (!Extent(shape, source.pitch, &extent) ||
-      __builtin_mul_overflow(shape.width, shape.height, &total)) {
+  if (!call.Out(source.first) || !OnDevice(call, target, shape)) return call.result();
+  if (!Extent(shape, source.pitch, source.slice_rows, &extent, &total)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Session& session = call.session();
@@ -152,7 +138,9 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   // Posting a synchronous copy is possible where its stream orders it before what comes next.
   const bool may_post = (asynchronous || call.MayPostUpload()) && !session.synchronous();
 
-  UploadCommand command{};
+  Request<UploadVolumeCommand> request(Operation::kUpload, Operation::kUploadVolume, shape, target,
+                                       source);
+  UploadCommand& command = request.command.rows;
   command.target = target.first;
   command.stream = stream;
   command.width = shape.width;
@@ -163,23 +151,23 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     if (!may_post) {
       ContextRecord& context = call.context();
       const uint64_t orphans = context.orphans;
-      const CUresult result = call.InvokeBytes(kUploadFunction, &command, sizeof command, sections,
-                                               nullptr, 0, nullptr);
+      const CUresult result = call.InvokeBytes(request.function, &request.command, request.bytes,
+                                               sections, nullptr, 0, nullptr);
       // Through the legacy stream it has come after all of them.
       if (result == CUDA_SUCCESS && stream == kLegacyStream.bits) context.orphans_done = orphans;
       return result;
     }
     const CUresult result =
-        call.PostBytes(kUploadFunction, &command, sizeof command, sections, cost);
+        call.PostBytes(request.function, &request.command, request.bytes, sections, cost);
     if (!asynchronous && result == CUDA_SUCCESS) call.UploadPosted();
     return result;
   };
 
   if (total <= kMaxInlineCopyBytes && session.options().inline_copies) {
     command.place = HostPlace::kInline;
-    command.host_pitch = shape.width;
+    request.PackHost(shape);
     const std::byte* data = source.first;
-    if (shape.height > 1) {
+    if (shape.rows() > 1) {
       call.thread().scratch.resize(total);
       Pack(call.thread().scratch.data(), source, shape);
       data = call.thread().scratch.data();
@@ -202,7 +190,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     command.place = HostPlace::kStaged;
     command.slot = slot.index;
     command.offset = slot.offset;
-    command.host_pitch = shape.width;
+    request.PackHost(shape);
     SetKey(&command.key, slot.key);
     return send({}, kGatedCopyCost);
   }
@@ -212,12 +200,12 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   if (transport::MemoryKey key;
       region.pinned == nullptr && session.bounces() && session.bounce().Key(&key)) {
     command.place = HostPlace::kBounced;
-    command.host_pitch = shape.width;
+    request.PackHost(shape);
     command.reply_when = when_free;
     SetKey(&command.key, key);
     BouncedRows rows(call, source, shape, true);
-    return call.InvokeBytes(kUploadFunction, &command, sizeof command, {}, nullptr, 0, nullptr,
-                            &rows);
+    return call.InvokeBytes(request.function, &request.command, request.bytes, {}, nullptr, 0,
+                            nullptr, &rows);
   }
 
   command.place = HostPlace::kRegion;
@@ -235,26 +223,25 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
     return result;
   }
   command.reply_when = when_free;
-  return call.InvokeBytes(kUploadFunction, &command, sizeof command, {}, nullptr, 0, nullptr);
+  return call.InvokeBytes(request.function, &request.command, request.bytes, {}, nullptr, 0,
+                          nullptr);
 }
 
 CUresult Download(Call& call, uint64_t stream, const HostRows& target, const DeviceRows& source,
                   const Shape& shape, bool asynchronous) {
   if (shape.empty()) return CUDA_SUCCESS;
   uint64_t extent = 0, total = 0;
-  if (!call.Out(target.first) ||
-      !call.DeviceRange2D(source.first, source.pitch, shape.width, shape.height)) {
-    return call.result();
-  }
-  if (!Extent(shape, target.pitch, &extent) ||
-      __builtin_mul_overflow(shape.width, shape.height, &total)) {
+  if (!call.Out(target.first) || !OnDevice(call, source, shape)) return call.result();
+  if (!Extent(shape, target.pitch, target.slice_rows, &extent, &total)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Session& session = call.session();
   if (session.plan.IsDevice(reinterpret_cast<uint64_t>(target.first))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  DownloadCommand command{};
+  Request<DownloadVolumeCommand> request(Operation::kDownload, Operation::kDownloadVolume, shape,
+                                         source, target);
+  DownloadCommand& command = request.command.rows;
   command.source = source.first;
   command.stream = stream;
   command.width = shape.width;
@@ -268,11 +255,12 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
   const bool post = asynchronous && region.pinned != nullptr && !session.synchronous();
   if (!post && total <= kMaxInlineCopyBytes && session.options().inline_copies) {
     command.place = HostPlace::kInline;
-    if (shape.height == 1) {
-      return call.InvokeInto(kDownloadFunction, &command, sizeof command, {target.first, total});
+    if (shape.rows() == 1) {
+      return call.InvokeInto(request.function, &request.command, request.bytes,
+                             {target.first, total});
     }
     call.thread().scratch.resize(total);
-    const CUresult result = call.InvokeInto(kDownloadFunction, &command, sizeof command,
+    const CUresult result = call.InvokeInto(request.function, &request.command, request.bytes,
                                             {call.thread().scratch.data(), total});
     if (result == CUDA_SUCCESS) Unpack(target, call.thread().scratch.data(), shape);
     return result;
@@ -281,11 +269,11 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
   if (transport::MemoryKey key;
       region.pinned == nullptr && session.bounces() && session.bounce().Key(&key)) {
     command.place = HostPlace::kBounced;
-    command.host_pitch = shape.width;
+    request.PackHost(shape);
     SetKey(&command.key, key);
     BouncedRows rows(call, target, shape, false);
-    return call.InvokeBytes(kDownloadFunction, &command, sizeof command, {}, nullptr, 0, nullptr,
-                            &rows);
+    return call.InvokeBytes(request.function, &request.command, request.bytes, {}, nullptr, 0,
+                            nullptr, &rows);
   }
 
   command.place = HostPlace::kRegion;
@@ -297,22 +285,37 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
   if (post) {
     command.reply_when = ReplyWhen::kNever;
     const CUresult result =
-        call.PostBytes(kDownloadFunction, &command, sizeof command, {}, kGatedCopyCost);
+        call.PostBytes(request.function, &request.command, request.bytes, {}, kGatedCopyCost);
     if (result == CUDA_SUCCESS) {
       call.DownloadPosted();
       session.plan.NoteUse(*region.pinned, call.stream(), call.issued());
     }
     return result;
   }
-  return call.InvokeBytes(kDownloadFunction, &command, sizeof command, {}, nullptr, 0, nullptr);
+  return call.InvokeBytes(request.function, &request.command, request.bytes, {}, nullptr, 0,
+                          nullptr);
 }
 
 CUresult DeviceToDevice(Call& call, uint64_t stream, const DeviceRows& target,
-                        const DeviceRows& source, const Shape& shape) {
+                        const DeviceRows& source, const Shape& shape, uint64_t target_context,
+                        uint64_t source_context) {
   if (shape.empty()) return CUDA_SUCCESS;
-  if (!call.DeviceRange2D(target.first, target.pitch, shape.width, shape.height) ||
-      !call.DeviceRange2D(source.first, source.pitch, shape.width, shape.height)) {
-    return call.result();
+  if (!OnDevice(call, target, shape) || !OnDevice(call, source, shape)) return call.result();
+  if (shape.depth > 1 || target_context != 0 || source_context != 0) {
+    commands::CuMemcpy3DAsync command{};
+    command.stream = stream;
+    command.dst = target.first;
+    command.src = source.first;
+    command.dst_pitch = PitchOf(shape, target.pitch);
+    command.src_pitch = PitchOf(shape, source.pitch);
+    command.dst_rows = target.slice_rows;
+    command.src_rows = source.slice_rows;
+    command.width = shape.width;
+    command.height = shape.height;
+    command.depth = shape.depth;
+    command.dst_context = target_context;
+    command.src_context = source_context;
+    return call.Post(command, {}, 1);
   }
   if (shape.height == 1) {
     commands::CuMemcpyDtoDAsync command{};
@@ -337,17 +340,18 @@ CUresult DeviceToDevice(Call& call, uint64_t stream, const DeviceRows& target,
 CUresult HostToHost(Call& call, uint64_t stream, const HostRows& target, const HostRows& source,
                     const Shape& shape) {
   if (shape.empty()) return CUDA_SUCCESS;
-  uint64_t extent = 0;
+  uint64_t extent = 0, total = 0;
   if (!call.Out(target.first) || !call.Out(source.first)) return call.result();
-  if (!Extent(shape, target.pitch, &extent) || !Extent(shape, source.pitch, &extent)) {
+  if (!Extent(shape, target.pitch, target.slice_rows, &extent, &total) ||
+      !Extent(shape, source.pitch, source.slice_rows, &extent, &total)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   commands::CuStreamSynchronize command{};
   command.hStream = stream;
   const CUresult waited = call.Invoke(command);
   if (waited != CUDA_SUCCESS) return waited;
-  for (uint64_t row = 0; row < shape.height; ++row) {
-    memmove(target.first + row * target.pitch, source.first + row * source.pitch, shape.width);
+  for (uint64_t row = 0; row < shape.rows(); ++row) {
+    memmove(target.row(shape, row), source.row(shape, row), shape.width);
   }
   return CUDA_SUCCESS;
 }
@@ -358,89 +362,46 @@ std::byte* HostAddress(uint64_t address) {
 
 HostRows Plain(const void* memory) {
   // Rows of one direction only are written; the other is never written through.
-  return {static_cast<std::byte*>(const_cast<void*>(memory)), 0};
-}
-
-// Either side is a device address or host memory; the address tells.
-CUresult Unified(Call& call, uint64_t stream, uint64_t target, uint64_t target_pitch,
-                 uint64_t source, uint64_t source_pitch, const Shape& shape, bool asynchronous) {
-  const AddressPlan& plan = call.session().plan;
-  const bool to_device = plan.IsDevice(target), from_device = plan.IsDevice(source);
-  const DeviceRows device_target{target, target_pitch}, device_source{source, source_pitch};
-  const HostRows host_target{HostAddress(target), target_pitch},
-      host_source{HostAddress(source), source_pitch};
-  if (to_device && from_device) {
-    return DeviceToDevice(call, stream, device_target, device_source, shape);
-  }
-  if (to_device) return Upload(call, stream, device_target, host_source, shape, asynchronous);
-  if (from_device) return Download(call, stream, host_target, device_source, shape, asynchronous);
-  return HostToHost(call, stream, host_target, host_source, shape);
-}
-
-// One side of a two-dimensional copy as a plain address; false for what is not memory.
-bool Side(Call& call, CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch,
-          size_t x, size_t y, const Shape& shape, uint64_t* address) {
-  uint64_t rows = 0;
-  switch (type) {
-    case CU_MEMORYTYPE_HOST:
-      *address = reinterpret_cast<uint64_t>(host);
-      break;
-    case CU_MEMORYTYPE_DEVICE:
-    case CU_MEMORYTYPE_UNIFIED:
-      *address = device;
-      break;
-    case CU_MEMORYTYPE_ARRAY:
-      return call.Refuse(CUDA_ERROR_NOT_SUPPORTED);
-    default:
-      return call.Refuse(CUDA_ERROR_INVALID_VALUE);
-  }
-  if ((shape.height > 1 || y > 0) && pitch < shape.width + x) {
-    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
-  }
-  if (__builtin_mul_overflow(pitch, y, &rows)) return call.Refuse(CUDA_ERROR_INVALID_VALUE);
-  const AddressPlan& plan = call.session().plan;
-  const bool on_device = plan.IsDevice(*address);
-  *address += rows + x;
-  // What starts on the device does not reach into the program's memory.
-  if (on_device && !shape.empty() && !plan.IsDevice(*address)) {
-    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
-  }
-  return true;
-}
-
-CUresult Copy2D(Call& call, const CUDA_MEMCPY2D* copy, CUstream stream, bool per_thread,
-                bool asynchronous) {
-  uint64_t wire = 0, target = 0, source = 0;
-  if (!call.ready() || !call.Out(copy) || !call.Stream(stream, per_thread, &wire)) {
-    return call.result();
-  }
-  const Shape shape{copy->WidthInBytes, copy->Height};
-  if (!Side(call, copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstPitch,
-            copy->dstXInBytes, copy->dstY, shape, &target) ||
-      !Side(call, copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcPitch,
-            copy->srcXInBytes, copy->srcY, shape, &source)) {
-    return call.result();
-  }
-  if (shape.empty()) return CUDA_SUCCESS;
-  const AddressPlan& plan = call.session().plan;
-  // A side that claims to be device memory must be; a host side must not.
-  const auto lies = [&](CUmemorytype type, uint64_t address) {
-    return (type == CU_MEMORYTYPE_DEVICE && !plan.IsDevice(address)) ||
-           (type == CU_MEMORYTYPE_HOST && plan.IsDevice(address));
-  };
-  if (lies(copy->dstMemoryType, target) || lies(copy->srcMemoryType, source)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return Unified(call, wire, target, copy->dstPitch, source, copy->srcPitch, shape, asynchronous);
+  return {static_cast<std::byte*>(const_cast<void*>(memory)), 0, 1};
 }
 
 }  // namespace
+
+CUresult CopyBetween(Call& call, uint64_t stream, const Place& target, const Place& source,
+                     Shape shape, bool asynchronous) {
+  // Slices that follow each other without gaps on both sides are one with more rows.
+  uint64_t rows = 0;
+  if (shape.depth > 1 && target.slice_rows == shape.height && source.slice_rows == shape.height &&
+      !__builtin_mul_overflow(shape.height, shape.depth, &rows)) {
+    shape.height = rows;
+    shape.depth = 1;
+  }
+  if (shape.depth > 1 && !call.session().options().volumes) return CUDA_ERROR_NOT_SUPPORTED;
+  const auto device = [&](const Place& place) {
+    return DeviceRows{place.address, place.pitch,
+                      shape.depth > 1 ? place.slice_rows : shape.height};
+  };
+  const auto host = [&](const Place& place) {
+    return HostRows{HostAddress(place.address), place.pitch,
+                    shape.depth > 1 ? place.slice_rows : shape.height};
+  };
+  const AddressPlan& plan = call.session().plan;
+  const bool to_device = plan.IsDevice(target.address);
+  const bool from_device = plan.IsDevice(source.address);
+  if (to_device && from_device) {
+    return DeviceToDevice(call, stream, device(target), device(source), shape, target.context,
+                          source.context);
+  }
+  if (to_device) return Upload(call, stream, device(target), host(source), shape, asynchronous);
+  if (from_device) return Download(call, stream, host(target), device(source), shape, asynchronous);
+  return HostToHost(call, stream, host(target), host(source), shape);
+}
 
 CUresult CuMemcpyHtoD(CUdeviceptr target, const void* source, size_t bytes, bool per_thread) {
   Call call(Function::kCuMemcpyHtoD, Call::kContext);
   uint64_t stream = 0;
   if (!call.ready() || !call.Stream(nullptr, per_thread, &stream)) return call.result();
-  return Upload(call, stream, {target, 0}, Plain(source), {bytes}, false);
+  return Upload(call, stream, {target, 0, 1}, Plain(source), {bytes}, false);
 }
 
 CUresult CuMemcpyHtoDAsync(CUdeviceptr target, const void* source, size_t bytes, CUstream hstream,
@@ -448,14 +409,14 @@ CUresult CuMemcpyHtoDAsync(CUdeviceptr target, const void* source, size_t bytes,
   Call call(Function::kCuMemcpyHtoDAsync, Call::kContext);
   uint64_t stream = 0;
   if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
-  return Upload(call, stream, {target, 0}, Plain(source), {bytes}, true);
+  return Upload(call, stream, {target, 0, 1}, Plain(source), {bytes}, true);
 }
 
 CUresult CuMemcpyDtoH(void* target, CUdeviceptr source, size_t bytes, bool per_thread) {
   Call call(Function::kCuMemcpyDtoH, Call::kContext);
   uint64_t stream = 0;
   if (!call.ready() || !call.Stream(nullptr, per_thread, &stream)) return call.result();
-  return Download(call, stream, Plain(target), {source, 0}, {bytes}, false);
+  return Download(call, stream, Plain(target), {source, 0, 1}, {bytes}, false);
 }
 
 CUresult CuMemcpyDtoHAsync(void* target, CUdeviceptr source, size_t bytes, CUstream hstream,
@@ -463,14 +424,14 @@ CUresult CuMemcpyDtoHAsync(void* target, CUdeviceptr source, size_t bytes, CUstr
   Call call(Function::kCuMemcpyDtoHAsync, Call::kContext);
   uint64_t stream = 0;
   if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
-  return Download(call, stream, Plain(target), {source, 0}, {bytes}, true);
+  return Download(call, stream, Plain(target), {source, 0, 1}, {bytes}, true);
 }
 
 CUresult CuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t bytes, bool per_thread) {
   Call call(Function::kCuMemcpy, Call::kContext);
   uint64_t stream = 0;
   if (!call.ready() || !call.Stream(nullptr, per_thread, &stream)) return call.result();
-  return Unified(call, stream, target, 0, source, 0, {bytes}, false);
+  return CopyBetween(call, stream, {target}, {source}, {bytes}, false);
 }
 
 CUresult CuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream hstream,
@@ -478,22 +439,7 @@ CUresult CuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUs
   Call call(Function::kCuMemcpyAsync, Call::kContext);
   uint64_t stream = 0;
   if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
-  return Unified(call, stream, target, 0, source, 0, {bytes}, true);
-}
-
-CUresult CuMemcpy2D(const CUDA_MEMCPY2D* copy, bool per_thread) {
-  Call call(Function::kCuMemcpy2D, Call::kContext);
-  return Copy2D(call, copy, nullptr, per_thread, false);
-}
-
-CUresult CuMemcpy2DUnaligned(const CUDA_MEMCPY2D* copy, bool per_thread) {
-  Call call(Function::kCuMemcpy2DUnaligned, Call::kContext);
-  return Copy2D(call, copy, nullptr, per_thread, false);
-}
-
-CUresult CuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream, bool per_thread) {
-  Call call(Function::kCuMemcpy2DAsync, Call::kContext);
-  return Copy2D(call, copy, stream, per_thread, true);
+  return CopyBetween(call, stream, {target}, {source}, {bytes}, true);
 }
 
 }  // namespace penstock::interposer

@@ -6,10 +6,11 @@
 
 namespace penstock::server {
 
-CUresult ServeUpload(CallContext& call, Reader& reader) {
-  UploadCommand command;
+namespace {
+
+CUresult Upload(CallContext& call, Reader& reader, const UploadCommand& command,
+                const VolumeShape& volume) {
   std::span<const std::byte> bytes;
-  if (!reader.Take(&command)) return call.Malformed("An upload is too short.");
   const bool known = command.place == HostPlace::kInline || command.place == HostPlace::kStaged ||
                      command.place == HostPlace::kRegion || command.place == HostPlace::kBounced;
   if (!known || command.reply_when > ReplyWhen::kDone) {
@@ -17,25 +18,50 @@ CUresult ServeUpload(CallContext& call, Reader& reader) {
   }
   if (command.place == HostPlace::kInline) {
     if (command.width > kMaxInlineCopyBytes || command.height > kMaxInlineCopyBytes ||
-        !reader.TakeSection(command.width * command.height, &bytes)) {
+        volume.depth > kMaxInlineCopyBytes ||
+        !reader.TakeSection(command.width * command.height * volume.depth, &bytes)) {
       return call.Malformed("An upload has fewer bytes than it says.");
     }
   }
   if (!reader.AtEnd()) return call.Malformed("An upload is followed by something.");
-  return call.worker().transfers().Upload(call, command, bytes);
+  return call.worker().transfers().Upload(call, command, volume, bytes);
 }
 
-CUresult ServeDownload(CallContext& call, Reader& reader) {
-  DownloadCommand command;
-  if (!reader.Take(&command) || !reader.AtEnd()) {
-    return call.Malformed("A download has an impossible size.");
-  }
+CUresult Download(CallContext& call, Reader& reader, const DownloadCommand& command,
+                  const VolumeShape& volume) {
+  if (!reader.AtEnd()) return call.Malformed("A download is followed by something.");
   const bool known = command.place == HostPlace::kInline || command.place == HostPlace::kRegion ||
                      command.place == HostPlace::kBounced;
   if (!known || command.reply_when > ReplyWhen::kDone) {
     return call.Malformed("A download has an unknown place or reply.");
   }
-  return call.worker().transfers().Download(call, command);
+  return call.worker().transfers().Download(call, command, volume);
+}
+
+}  // namespace
+
+CUresult ServeUpload(CallContext& call, Reader& reader) {
+  UploadCommand command;
+  if (!reader.Take(&command)) return call.Malformed("An upload is too short.");
+  return Upload(call, reader, command, {1, command.height, command.height});
+}
+
+CUresult ServeUploadVolume(CallContext& call, Reader& reader) {
+  UploadVolumeCommand command;
+  if (!reader.Take(&command)) return call.Malformed("An upload of a volume is too short.");
+  return Upload(call, reader, command.rows, command.volume);
+}
+
+CUresult ServeDownload(CallContext& call, Reader& reader) {
+  DownloadCommand command;
+  if (!reader.Take(&command)) return call.Malformed("A download is too short.");
+  return Download(call, reader, command, {1, command.height, command.height});
+}
+
+CUresult ServeDownloadVolume(CallContext& call, Reader& reader) {
+  DownloadVolumeCommand command;
+  if (!reader.Take(&command)) return call.Malformed("A download of a volume is too short.");
+  return Download(call, reader, command.rows, command.volume);
 }
 
 CUresult ServeBounceDone(CallContext& call, Reader& reader) {
@@ -67,6 +93,42 @@ CUresult ServeCuMemcpy2DAsync(CallContext& call, const commands::CuMemcpy2DAsync
   copy.WidthInBytes = command.width;
   copy.Height = command.height;
   return call.driver().cuMemcpy2DAsync_v2(&copy, stream);
+}
+
+CUresult ServeCuMemcpy3DAsync(CallContext& call, const commands::CuMemcpy3DAsync& command,
+                              Reader& rest) {
+  if (!rest.AtEnd()) return call.Malformed("cuMemcpy3DAsync is followed by something.");
+  CUstream stream;
+  if (!call.Stream(command.stream, &stream) ||
+      !call.DeviceRange3D(command.dst, command.dst_pitch, command.dst_rows, command.width,
+                          command.height, command.depth) ||
+      !call.DeviceRange3D(command.src, command.src_pitch, command.src_rows, command.width,
+                          command.height, command.depth)) {
+    return call.error();
+  }
+  CUDA_MEMCPY3D_PEER copy = {};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = command.src;
+  copy.srcPitch = command.src_pitch;
+  copy.srcHeight = command.src_rows;
+  copy.dstDevice = command.dst;
+  copy.dstPitch = command.dst_pitch;
+  copy.dstHeight = command.dst_rows;
+  copy.WidthInBytes = command.width;
+  copy.Height = command.height;
+  copy.Depth = command.depth;
+  // Without contexts it is a copy of the current one.
+  uint64_t contexts[] = {command.dst_context, command.src_context};
+  for (uint64_t& context : contexts) {
+    if (context == 0 && call.worker().current() != nullptr) {
+      context = call.worker().current()->handle.bits;
+    }
+  }
+  if (!call.Context(contexts[0], &copy.dstContext) ||
+      !call.Context(contexts[1], &copy.srcContext)) {
+    return call.error();
+  }
+  return call.driver().cuMemcpy3DPeerAsync(&copy, stream);
 }
 
 }  // namespace penstock::server

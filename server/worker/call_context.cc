@@ -172,6 +172,20 @@ bool CallContext::DeviceRange2D(CUdeviceptr address, uint64_t pitch, uint64_t wi
   return DeviceRange(address, bytes);
 }
 
+bool CallContext::DeviceRange3D(CUdeviceptr address, uint64_t pitch, uint64_t rows, uint64_t width,
+                                uint64_t height, uint64_t depth) {
+  uint64_t slices = 0, all_rows = 0, bytes = 0;
+  if (width == 0 || height == 0 || depth == 0) return true;
+  if (depth == 1) return DeviceRange2D(address, pitch, width, height);
+  if (pitch < width || rows < height || __builtin_mul_overflow(rows, depth - 1, &slices) ||
+      __builtin_add_overflow(slices, height - 1, &all_rows) ||
+      __builtin_mul_overflow(all_rows, pitch, &bytes) ||
+      __builtin_add_overflow(bytes, width, &bytes)) {
+    return Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
+  return DeviceRange(address, bytes);
+}
+
 CUresult CallContext::AdoptStream(uint64_t wire, CUresult result, CUstream stream) {
   StreamRecord record;
   record.tombstone = result;

@@ -70,6 +70,9 @@ class CallContext {
   bool MemoryPool(uint64_t wire, CUmemoryPool* pool);
   bool DeviceRange(CUdeviceptr address, uint64_t bytes);
   bool DeviceRange2D(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height);
+  // `depth` such rectangles, each `rows` rows after the one before.
+  bool DeviceRange3D(CUdeviceptr address, uint64_t pitch, uint64_t rows, uint64_t width,
+                     uint64_t height, uint64_t depth);
 
   // After a create call: enters the object under the client's handle, or a tombstone if `result` is
   // an error. Returns result, or ends the session if the handle cannot have been minted.

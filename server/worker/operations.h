@@ -10,6 +10,8 @@ namespace penstock::server {
 CUresult ServeLaunch(CallContext& call, Reader& reader);
 CUresult ServeUpload(CallContext& call, Reader& reader);
 CUresult ServeDownload(CallContext& call, Reader& reader);
+CUresult ServeUploadVolume(CallContext& call, Reader& reader);
+CUresult ServeDownloadVolume(CallContext& call, Reader& reader);
 CUresult ServeLoadModule(CallContext& call, Reader& reader);
 CUresult ServeGetFunction(CallContext& call, Reader& reader);
 CUresult ServeBounceDone(CallContext& call, Reader& reader);

@@ -36,6 +36,38 @@ bool ShapeIsSane(uint64_t width, uint64_t height, uint64_t pitch) {
   return height == 0 || pitch == 0 || (height - 1) <= kMost / pitch;
 }
 
+// The same of a volume's slices on one side.
+bool VolumeIsSane(const VolumeShape& volume, uint64_t rows, uint64_t width, uint64_t height,
+                  uint64_t pitch) {
+  constexpr uint64_t kMost = 1ull << 47;
+  if (!ShapeIsSane(width, height, pitch)) return false;
+  if (volume.depth <= 1) return true;
+  return volume.depth <= kMost && rows <= kMost && rows >= height && pitch >= width &&
+         (height == 0 || volume.depth <= kMost / height) &&
+         (rows == 0 || volume.depth <= kMost / rows) &&
+         (pitch == 0 || rows * volume.depth <= kMost / pitch);
+}
+
+// A volume between memory that we reach, with slices of that many rows, and the device: one
+// operation whatever its depth.
+CUresult MoveVolume(const Driver& driver, bool to_device, CUdeviceptr device, uint64_t device_pitch,
+                    std::byte* host, uint64_t host_pitch, uint64_t host_rows, uint64_t width,
+                    uint64_t height, const VolumeShape& volume, CUstream stream) {
+  CUDA_MEMCPY3D copy = {};
+  copy.WidthInBytes = width;
+  copy.Height = height;
+  copy.Depth = volume.depth;
+  copy.srcMemoryType = to_device ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  copy.dstMemoryType = to_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  copy.srcHost = copy.dstHost = host;
+  copy.srcDevice = copy.dstDevice = device;
+  copy.srcPitch = to_device ? host_pitch : device_pitch;
+  copy.dstPitch = to_device ? device_pitch : host_pitch;
+  copy.srcHeight = to_device ? host_rows : volume.device_rows;
+  copy.dstHeight = to_device ? volume.device_rows : host_rows;
+  return driver.cuMemcpy3DAsync_v2(&copy, stream);
+}
+
 CUDA_MEMCPY2D Rows(uint64_t width, uint64_t height) {
   CUDA_MEMCPY2D copy = {};
   copy.WidthInBytes = width;
@@ -100,7 +132,9 @@ struct Transfers::Transfer {
   ReplyWhen reply_when = ReplyWhen::kNever;
   std::shared_ptr<ContextState> context;
   std::shared_ptr<StreamState> stream;
+  // Rows are numbered through all slices.
   uint64_t device = 0, width = 0, height = 0, device_pitch = 0;
+  VolumeShape volume{};
   bool remote = false;  // the other side is client memory, else `bytes`
   bool staged = false, bounced = false;
   uint32_t slot = 0;
@@ -119,6 +153,13 @@ struct Transfers::Transfer {
   CUresult error = CUDA_SUCCESS;
   int64_t since_ns = 0, asked_ns = 0;
 
+  uint64_t rows() const { return height * volume.depth; }
+  uint64_t DeviceOffset(uint64_t row) const {
+    return (row / height * volume.device_rows + row % height) * device_pitch;
+  }
+  uint64_t HostOffset(uint64_t row) const {
+    return (row / height * volume.host_rows + row % height) * host_pitch;
+  }
   uint32_t& copies_issued() const {
     return upload ? context->uploads_issued : context->downloads_issued;
   }
@@ -126,7 +167,11 @@ struct Transfers::Transfer {
     return upload ? context->upload_stream : context->download_stream;
   }
   // Nothing lies between the rows on either side.
-  bool packed() const { return height == 1 || (device_pitch == width && host_pitch == width); }
+  bool packed() const {
+    return volume.depth == 1 && (height == 1 || (device_pitch == width && host_pitch == width));
+  }
+  uint64_t DeviceExtent() const { return DeviceOffset(rows() - 1) + width; }
+  uint64_t HostExtent() const { return HostOffset(rows() - 1) + width; }
   bool suits_direct() const {
     return remote && (packed() ? width * height : width) >= kLeastDirectBytes;
   }
@@ -136,26 +181,28 @@ Transfers::Transfers(Worker& worker) : worker_(worker), pins_(worker) {}
 Transfers::~Transfers() = default;
 
 CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
-                           std::span<const std::byte> inlined) {
+                           const VolumeShape& volume, std::span<const std::byte> inlined) {
   CUstream stream;
   const bool staged = command.place == HostPlace::kStaged;
   if (staged && command.slot >= kSmallStagingSlots + kLargeStagingSlots) {
     return call.Malformed("An upload names a staging slot that does not exist.");
   }
-  if (!ShapeIsSane(command.width, command.height, command.target_pitch) ||
-      !ShapeIsSane(command.width, command.height, command.host_pitch)) {
+  if (!VolumeIsSane(volume, volume.device_rows, command.width, command.height,
+                    command.target_pitch) ||
+      !VolumeIsSane(volume, volume.host_rows, command.width, command.height, command.host_pitch)) {
     return call.Malformed("An upload has an impossible shape.");
   }
-  bool fine =
-      call.Stream(command.stream, &stream) &&
-      call.DeviceRange2D(command.target, command.target_pitch, command.width, command.height);
-  if (!fine || command.width == 0 || command.height == 0) {
+  bool fine = call.Stream(command.stream, &stream) &&
+              call.DeviceRange3D(command.target, command.target_pitch, volume.device_rows,
+                                 command.width, command.height, volume.depth);
+  if (!fine || command.width == 0 || command.height == 0 || volume.depth == 0) {
     if (staged) worker_.progress().ReleaseStagingSlot(command.slot);
     return fine ? CUDA_SUCCESS : call.error();
   }
-  if (command.place == HostPlace::kInline) return UploadInline(call, command, inlined);
+  if (command.place == HostPlace::kInline) return UploadInline(call, command, volume, inlined);
   const bool bounced = command.place == HostPlace::kBounced;
-  if (bounced && (!call.token().needed || command.host_pitch != command.width)) {
+  if (bounced && (!call.token().needed || command.host_pitch != command.width ||
+                  volume.host_rows != command.height)) {
     return call.Malformed("An upload through bounce slots is posted, or not packed.");
   }
   Transfer transfer;
@@ -164,6 +211,7 @@ CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
   transfer.device = command.target;
   transfer.width = command.width;
   transfer.height = command.height;
+  transfer.volume = volume;
   transfer.device_pitch = command.target_pitch;
   transfer.reply_when = command.reply_when;
   transfer.remote = true;
@@ -176,8 +224,9 @@ CUresult Transfers::Upload(CallContext& call, const UploadCommand& command,
 }
 
 CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command,
-                                 std::span<const std::byte> bytes) {
-  if (bytes.size() > kMaxInlineCopyBytes || bytes.size() != command.width * command.height) {
+                                 const VolumeShape& volume, std::span<const std::byte> bytes) {
+  if (bytes.size() > kMaxInlineCopyBytes ||
+      bytes.size() != command.width * command.height * volume.depth) {
     return call.Malformed("An inline upload has another size than its bytes.");
   }
   const auto context = worker_.current();
@@ -187,8 +236,12 @@ CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command
   if (slot.address != nullptr) {
     memcpy(slot.address, bytes.data(), bytes.size());
     const CUresult result =
-        ToDevice(worker_.driver(), command.target, command.target_pitch, slot.address,
-                 command.width, command.width, command.height, stream->stream);
+        volume.depth > 1
+            ? MoveVolume(worker_.driver(), true, command.target, command.target_pitch, slot.address,
+                         command.width, command.height, command.width, command.height, volume,
+                         stream->stream)
+            : ToDevice(worker_.driver(), command.target, command.target_pitch, slot.address,
+                       command.width, command.width, command.height, stream->stream);
     if (result == CUDA_SUCCESS) {
       worker_.progress().HoldSlot(stream, slot);
     } else {
@@ -204,6 +257,7 @@ CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command
   transfer.device = command.target;
   transfer.width = command.width;
   transfer.height = command.height;
+  transfer.volume = {volume.depth, volume.device_rows, command.height};
   transfer.device_pitch = command.target_pitch;
   transfer.host_pitch = command.width;
   transfer.reply_when = command.reply_when;
@@ -211,20 +265,24 @@ CUresult Transfers::UploadInline(CallContext& call, const UploadCommand& command
   return Begin(call, std::move(transfer));
 }
 
-CUresult Transfers::Download(CallContext& call, const DownloadCommand& command) {
+CUresult Transfers::Download(CallContext& call, const DownloadCommand& command,
+                             const VolumeShape& volume) {
   CUstream stream;
-  if (!ShapeIsSane(command.width, command.height, command.source_pitch) ||
-      !ShapeIsSane(command.width, command.height, command.host_pitch)) {
+  if (!VolumeIsSane(volume, volume.device_rows, command.width, command.height,
+                    command.source_pitch) ||
+      !VolumeIsSane(volume, volume.host_rows, command.width, command.height, command.host_pitch)) {
     return call.Malformed("A download has an impossible shape.");
   }
   if (!call.Stream(command.stream, &stream) ||
-      !call.DeviceRange2D(command.source, command.source_pitch, command.width, command.height)) {
+      !call.DeviceRange3D(command.source, command.source_pitch, volume.device_rows, command.width,
+                          command.height, volume.depth)) {
     return call.error();
   }
-  if (command.width == 0 || command.height == 0) return CUDA_SUCCESS;
-  if (command.place == HostPlace::kInline) return DownloadInline(call, command);
+  if (command.width == 0 || command.height == 0 || volume.depth == 0) return CUDA_SUCCESS;
+  if (command.place == HostPlace::kInline) return DownloadInline(call, command, volume);
   const bool bounced = command.place == HostPlace::kBounced;
-  if (bounced && (!call.token().needed || command.host_pitch != command.width)) {
+  if (bounced && (!call.token().needed || command.host_pitch != command.width ||
+                  volume.host_rows != command.height)) {
     return call.Malformed("A download through bounce slots is posted, or not packed.");
   }
   Transfer transfer;
@@ -232,6 +290,7 @@ CUresult Transfers::Download(CallContext& call, const DownloadCommand& command) 
   transfer.device = command.source;
   transfer.width = command.width;
   transfer.height = command.height;
+  transfer.volume = volume;
   transfer.device_pitch = command.source_pitch;
   transfer.reply_when = command.reply_when;
   transfer.remote = true;
@@ -241,9 +300,11 @@ CUresult Transfers::Download(CallContext& call, const DownloadCommand& command) 
   return Begin(call, std::move(transfer));
 }
 
-CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& command) {
-  const uint64_t bytes = command.width * command.height;
-  if (bytes > kMaxInlineCopyBytes || !call.token().needed) {
+CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& command,
+                                   const VolumeShape& volume) {
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(command.width, command.height * volume.depth, &bytes) ||
+      bytes > kMaxInlineCopyBytes || !call.token().needed) {
     return call.Malformed("An inline download is too large, or nobody waits for it.");
   }
   const auto context = worker_.current();
@@ -255,6 +316,7 @@ CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& com
     transfer.device = command.source;
     transfer.width = command.width;
     transfer.height = command.height;
+    transfer.volume = {volume.depth, volume.device_rows, command.height};
     transfer.device_pitch = command.source_pitch;
     transfer.host_pitch = command.width;
     transfer.reply_when = ReplyWhen::kDone;
@@ -264,8 +326,12 @@ CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& com
   CUevent event = worker_.TakeEvent(*context);
   CUresult result = event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
   if (result == CUDA_SUCCESS) {
-    result = FromDevice(worker_.driver(), slot.address, command.width, command.source,
-                        command.source_pitch, command.width, command.height, stream->stream);
+    result = volume.depth > 1
+                 ? MoveVolume(worker_.driver(), false, command.source, command.source_pitch,
+                              slot.address, command.width, command.height, command.width,
+                              command.height, volume, stream->stream)
+                 : FromDevice(worker_.driver(), slot.address, command.width, command.source,
+                              command.source_pitch, command.width, command.height, stream->stream);
   }
   if (result == CUDA_SUCCESS) {
     result = worker_.driver().cuEventRecord(event, stream->stream);
@@ -310,11 +376,11 @@ struct DirectCopy {
 bool Transfers::CopyDirectly(CallContext& call, const Transfer& transfer, CUresult* result) {
   const Driver& driver = worker_.driver();
   const auto context = worker_.current();
-  const uint64_t extent = (transfer.height - 1) * transfer.host_pitch + transfer.width;
   const transport::Access access =
       transfer.upload ? transport::Access::kPeerReads : transport::Access::kPeerWrites;
   transport::ReachedMemory memory;
-  if (!worker_.connection().Reach(transfer.key, transfer.offset, extent, access, &memory) ||
+  if (!worker_.connection().Reach(transfer.key, transfer.offset, transfer.HostExtent(), access,
+                                  &memory) ||
       !pins_.Usable(context, memory)) {
     return false;
   }
@@ -327,11 +393,17 @@ bool Transfers::CopyDirectly(CallContext& call, const Transfer& transfer, CUresu
     held->slot = transfer.slot;
   }
   const CUstream stream = call.stream_state()->stream;
-  *result = transfer.upload
-                ? ToDevice(driver, transfer.device, transfer.device_pitch, memory.address,
-                           transfer.host_pitch, transfer.width, transfer.height, stream)
-                : FromDevice(driver, memory.address, transfer.host_pitch, transfer.device,
-                             transfer.device_pitch, transfer.width, transfer.height, stream);
+  if (transfer.volume.depth > 1) {
+    *result = MoveVolume(driver, transfer.upload, transfer.device, transfer.device_pitch,
+                         memory.address, transfer.host_pitch, transfer.volume.host_rows,
+                         transfer.width, transfer.height, transfer.volume, stream);
+  } else {
+    *result = transfer.upload
+                  ? ToDevice(driver, transfer.device, transfer.device_pitch, memory.address,
+                             transfer.host_pitch, transfer.width, transfer.height, stream)
+                  : FromDevice(driver, memory.address, transfer.host_pitch, transfer.device,
+                               transfer.device_pitch, transfer.width, transfer.height, stream);
+  }
   if (*result == CUDA_SUCCESS) *result = driver.cuEventRecord(event, stream);
   if (*result != CUDA_SUCCESS) {
     worker_.ReturnEvent(*context, event);
@@ -386,8 +458,8 @@ CUresult Transfers::Begin(CallContext& call, Transfer transfer) {
     return result;
   }
   if (transfer.suits_direct()) {
-    const uint64_t extent = (transfer.height - 1) * transfer.device_pitch + transfer.width;
-    transfer.direct = worker_.gpu_direct().Find(transfer.context, transfer.device, extent);
+    transfer.direct =
+        worker_.gpu_direct().Find(transfer.context, transfer.device, transfer.DeviceExtent());
   }
   transfers_.push_back(std::move(transfer));
   Advance(transfers_.back());
@@ -441,13 +513,13 @@ bool Transfers::StartPiece(Transfer& transfer) {
     // An upload may read what lies between rows when that saves moves; a download never writes it.
     const bool span = transfer.upload && transfer.host_pitch <= 2 * transfer.width;
     piece.stride = span ? transfer.host_pitch : transfer.width;
-    const uint64_t left = transfer.height - piece.row;
+    const uint64_t left = transfer.height - piece.row % transfer.height;
     piece.rows = std::clamp<uint64_t>(most / piece.stride, 1, left);
     piece.width = transfer.width;
     piece.moves = span || transfer.host_pitch == transfer.width ? 1 : piece.rows;
     transfer.next_row += piece.rows;
   }
-  transfer.all_started = transfer.next_row >= transfer.height;
+  transfer.all_started = transfer.next_row >= transfer.rows();
   transfer.pieces.push_back(piece);
   return true;
 }
@@ -473,7 +545,7 @@ bool Transfers::StartDirectPiece(Transfer& transfer) {
     transfer.next_column = 0;
     transfer.next_row += packed ? transfer.height : 1;
   }
-  transfer.all_started = transfer.next_row >= transfer.height;
+  transfer.all_started = transfer.next_row >= transfer.rows();
   transfer.pieces.push_back(piece);
   return true;
 }
@@ -497,7 +569,7 @@ CUresult Transfers::CopyOnDevice(Transfer& transfer, Piece& piece) {
   if (CUresult result = worker_.MakeCurrent(transfer.context); result != CUDA_SUCCESS) {
     return result;
   }
-  const CUdeviceptr device = transfer.device + piece.row * transfer.device_pitch + piece.column;
+  const CUdeviceptr device = transfer.device + transfer.DeviceOffset(piece.row) + piece.column;
   const CUstream stream = transfer.copy_stream();
   const CUresult copied =
       transfer.upload ? ToDevice(driver, device, transfer.device_pitch, arena.chunk(piece.chunk),
@@ -545,12 +617,11 @@ bool Transfers::IssueMoves(Transfer& transfer, Piece& piece) {
     const uint64_t index = piece.moves_issued;
     transport::MemoryRegion& region = piece.direct() ? *transfer.direct->region : arena.region();
     const uint64_t local = piece.direct() ? transfer.device - transfer.direct->begin +
-                                                piece.row * transfer.device_pitch + piece.column
+                                                transfer.DeviceOffset(piece.row) + piece.column
                                           : arena.ChunkOffset(piece.chunk) + index * piece.stride;
     const uint64_t remote =
-        transfer.bounced
-            ? worker_.bounce().Offset(piece.slot)
-            : transfer.offset + (piece.row + index) * transfer.host_pitch + piece.column;
+        transfer.bounced ? worker_.bounce().Offset(piece.slot)
+                         : transfer.offset + transfer.HostOffset(piece.row + index) + piece.column;
     const uint64_t bytes =
         piece.moves == 1 ? (piece.rows - 1) * piece.stride + piece.width : piece.width;
     const uint64_t cookie = transfer.id * kCookieChunks + piece.chunk;

@@ -49,9 +49,9 @@ class Transfers {
   explicit Transfers(Worker& worker);
   ~Transfers();
 
-  CUresult Upload(CallContext& call, const UploadCommand& command,
+  CUresult Upload(CallContext& call, const UploadCommand& command, const VolumeShape& volume,
                   std::span<const std::byte> inlined);
-  CUresult Download(CallContext& call, const DownloadCommand& command);
+  CUresult Download(CallContext& call, const DownloadCommand& command, const VolumeShape& volume);
 
   // Moves everything on. True if anything has moved.
   bool Step();
@@ -65,9 +65,10 @@ class Transfers {
   struct Piece;
   struct Transfer;
 
-  CUresult UploadInline(CallContext& call, const UploadCommand& command,
+  CUresult UploadInline(CallContext& call, const UploadCommand& command, const VolumeShape& volume,
                         std::span<const std::byte> bytes);
-  CUresult DownloadInline(CallContext& call, const DownloadCommand& command);
+  CUresult DownloadInline(CallContext& call, const DownloadCommand& command,
+                          const VolumeShape& volume);
   CUresult Begin(CallContext& call, Transfer transfer);
   // False if the client's memory cannot be reached.
   bool CopyDirectly(CallContext& call, const Transfer& transfer, CUresult* result);

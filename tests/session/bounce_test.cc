@@ -148,6 +148,50 @@ TEST_CASE("rows with gaps on either side arrive, and no gap is written", "[sessi
   if (path != Carrier::kPlain) CHECK(joined.counters().bulk_copies == 2 * bytes);
 }
 
+TEST_CASE("volumes with gaps between rows and slices arrive", "[session][bounce]") {
+  const Carrier path = GENERATE(Carrier::kPlain, Carrier::kDear, Carrier::kRdma);
+  INFO(NameOf(path));
+  g_failures = 0;
+  Joined joined(path);
+  constexpr size_t kWidth = 3000, kHeight = 130, kDepth = 11, kPitch = 3007, kRows = 133;
+  constexpr uint64_t kBytes = kWidth * kHeight * kDepth;
+  joined.Run([&] {
+    const CUdeviceptr device = Allocate(kWidth * (kHeight + 1) * kDepth);
+    const std::vector<std::byte> sent = Pattern(kPitch * kRows * kDepth, 8);
+    std::vector<std::byte> got(sent.size(), kGuard), expected(sent.size(), kGuard);
+    for (size_t row = 0; row < kHeight * kDepth; ++row) {
+      const size_t at = (row / kHeight * kRows + row % kHeight) * kPitch;
+      memcpy(&expected[at], &sent[at], kWidth);
+    }
+    CUDA_MEMCPY3D copy = {};
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = sent.data();
+    copy.srcPitch = kPitch;
+    copy.srcHeight = kRows;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = device;
+    copy.dstPitch = kWidth;
+    copy.dstHeight = kHeight + 1;
+    copy.WidthInBytes = kWidth;
+    copy.Height = kHeight;
+    copy.Depth = kDepth;
+    GOOD(cuMemcpy3D_v2(&copy));
+    std::swap(copy.srcMemoryType, copy.dstMemoryType);
+    std::swap(copy.srcPitch, copy.dstPitch);
+    std::swap(copy.srcHeight, copy.dstHeight);
+    copy.srcDevice = device;
+    copy.dstHost = got.data();
+    GOOD(cuMemcpy3D_v2(&copy));
+    Expect(got == expected, "A volume brings other bytes", kBytes);
+  });
+  CHECK(g_failures == 0);
+  CHECK(joined.counters().bulk_sent == kBytes);
+  CHECK(joined.counters().bulk_received == kBytes);
+  if (path != Carrier::kPlain) CHECK(joined.counters().bulk_copies == 2 * kBytes);
+  // One call each, however many slices.
+  CHECK(Joined::CountsOf(Function::kCuMemcpy3D).round_trips == 2);
+}
+
 TEST_CASE("pinned memory is copied by nobody", "[session][bounce]") {
   const Carrier path = GENERATE(Carrier::kDear, Carrier::kRdma, Carrier::kDirect);
   INFO(NameOf(path));
