@@ -24,8 +24,9 @@ CUresult Reap(CallContext& call, const std::shared_ptr<ContextState>& context, c
   streams.push_back(context->legacy);
   for (const auto& stream : streams) {
     if (stream->operations == 0) continue;
-    CUevent event = worker.TakeEvent(*context);
-    if (event == nullptr) continue;  // the free itself then waits
+    CUevent event = nullptr;
+    // The free itself then waits.
+    if (worker.TakeEvent(*context, &event) != CUDA_SUCCESS) continue;
     if (worker.driver().cuEventRecord(event, stream->stream) == CUDA_SUCCESS) {
       job->events.push_back(event);
     } else {

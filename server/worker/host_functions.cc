@@ -69,9 +69,8 @@ CUresult HostFunctions::PutGate(Entry& entry) {
   if (!worker_.options().gate) return CUDA_SUCCESS;
   const Driver& driver = worker_.driver();
   const Arena& arena = *entry.context->arena;
-  entry.event = worker_.TakeEvent(*entry.context);
-  CUresult result = entry.event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
-                                           : driver.cuEventRecord(entry.event, stream.stream);
+  CUresult result = worker_.TakeEvent(*entry.context, &entry.event);
+  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(entry.event, stream.stream);
   if (result == CUDA_SUCCESS) {
     result = driver.cuStreamWriteValue32_v2(
         stream.stream, arena.DeviceAddress(stream.words.reached), stream.gates + 1, 0);

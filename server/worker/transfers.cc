@@ -323,8 +323,8 @@ CUresult Transfers::DownloadInline(CallContext& call, const DownloadCommand& com
     transfer.bytes.resize(bytes);
     return Begin(call, std::move(transfer));
   }
-  CUevent event = worker_.TakeEvent(*context);
-  CUresult result = event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  CUevent event = nullptr;
+  CUresult result = worker_.TakeEvent(*context, &event);
   if (result == CUDA_SUCCESS) {
     result = volume.depth > 1
                  ? MoveVolume(worker_.driver(), false, command.source, command.source_pitch,
@@ -384,8 +384,9 @@ bool Transfers::CopyDirectly(CallContext& call, const Transfer& transfer, CUresu
       !pins_.Usable(context, memory)) {
     return false;
   }
-  const CUevent event = worker_.TakeEvent(*context);
-  if (event == nullptr) return false;
+  CUevent event = nullptr;
+  *result = worker_.TakeEvent(*context, &event);
+  if (*result != CUDA_SUCCESS) return true;
   auto held = std::make_shared<DirectCopy>();
   held->memory = std::move(memory.keep);
   if (transfer.staged) {

@@ -24,10 +24,12 @@ CUresult Waits::ForStreams(CallContext& call, const std::shared_ptr<ContextState
   wait.retiring = retiring;
   for (const auto& stream : streams) {
     worker_.progress().Mark(stream);
-    CUevent event = worker_.TakeEvent(*context);
-    const CUresult result =
-        event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : driver.cuEventRecord(event, stream->stream);
-    if (event != nullptr) wait.events.push_back(event);
+    CUevent event = nullptr;
+    CUresult result = worker_.TakeEvent(*context, &event);
+    if (result == CUDA_SUCCESS) {
+      wait.events.push_back(event);
+      result = driver.cuEventRecord(event, stream->stream);
+    }
     if (result != CUDA_SUCCESS) {
       for (CUevent taken : wait.events) worker_.ReturnEvent(*context, taken);
       return result;

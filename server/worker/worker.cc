@@ -500,15 +500,12 @@ CUresult Worker::PrepareContext(ContextState& context) {
   return result;
 }
 
-CUevent Worker::TakeEvent(ContextState& context) {
-  if (!context.free_events.empty()) {
-    CUevent event = context.free_events.back();
-    context.free_events.pop_back();
-    return event;
-  }
-  CUevent event = nullptr;
-  const CUresult result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-  return result == CUDA_SUCCESS ? event : nullptr;
+CUresult Worker::TakeEvent(ContextState& context, CUevent* event) {
+  *event = nullptr;
+  if (context.free_events.empty()) return driver_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+  *event = context.free_events.back();
+  context.free_events.pop_back();
+  return CUDA_SUCCESS;
 }
 
 void Worker::ReturnEvent(ContextState& context, CUevent event) {

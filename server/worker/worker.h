@@ -121,7 +121,9 @@ class Worker : public transport::Handler {
   // Arena and copy streams of the context, which must be current.
   CUresult PrepareContext(ContextState& context);
 
-  CUevent TakeEvent(ContextState& context);
+  // One without timing, made where none rests. The error is the driver's, so that a context which a
+  // kernel has broken says so.
+  CUresult TakeEvent(ContextState& context, CUevent* event);
   void ReturnEvent(ContextState& context, CUevent event);
 
   // A Get outside of Transfers: the cookie for it, and what to do when it is done.
