@@ -61,6 +61,16 @@ void Slots::Release(const std::vector<uint32_t>& gpus) {
   }
 }
 
+uint32_t Slots::free_gpus() const {
+  return static_cast<uint32_t>(std::count_if(taken_.begin(), taken_.end(), [this](uint32_t taken) {
+    return taken < plan_.slots_per_gpu;
+  }));
+}
+
+bool Slots::offers(uint32_t gpu) const {
+  return std::find(plan_.gpus.begin(), plan_.gpus.end(), gpu) != plan_.gpus.end();
+}
+
 uint32_t Slots::taken(uint32_t gpu) const {
   const auto found = std::find(plan_.gpus.begin(), plan_.gpus.end(), gpu);
   return found == plan_.gpus.end() ? 0 : taken_[found - plan_.gpus.begin()];

@@ -37,7 +37,10 @@ class Slots {
   std::optional<std::vector<uint32_t>> Take(uint32_t count);
   void Release(const std::vector<uint32_t>& gpus);
 
+  // GPUs with a slot that is free.
+  uint32_t free_gpus() const;
   uint32_t offered() const { return static_cast<uint32_t>(plan_.gpus.size()); }
+  bool offers(uint32_t gpu) const;
   uint32_t taken(uint32_t gpu) const;  // slots, of an offered GPU
   const SlotPlan& plan() const { return plan_; }
 

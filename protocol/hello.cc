@@ -101,6 +101,8 @@ const char* RefusalName(Refusal refusal) {
       return "another path only";
     case Refusal::kTooMany:
       return "too many GPUs asked for";
+    case Refusal::kDraining:
+      return "server draining";
   }
   return "unknown reason";
 }
@@ -180,7 +182,7 @@ bool SameMac(const Mac& a, const Mac& b) {
 Result<ClientHello> ParseClientHello(std::span<const std::byte> bytes) {
   auto hello = ParseFlat<ClientHello>(bytes, "Client hello");
   if (!hello) return hello;
-  if (hello->role != Role::kControl) {
+  if (hello->role != Role::kControl && hello->role != Role::kManagement) {
     return Fail(Code::kProtocol, "Client hello has an unknown role (" +
                                      std::to_string(static_cast<uint32_t>(hello->role)) + ").");
   }
@@ -300,7 +302,7 @@ Result<Role> PeekRole(std::span<const std::byte> bytes) {
     return Fail(Code::kProtocol, "First message does not start with Penstock's magic.");
   }
   const Role role = static_cast<Role>(words[1]);
-  if (role != Role::kControl && role != Role::kBulk) {
+  if (role != Role::kControl && role != Role::kBulk && role != Role::kManagement) {
     return Fail(Code::kProtocol, "First message has an unknown role.");
   }
   return role;

@@ -51,12 +51,17 @@ enum Features : uint64_t {
   kFeatureBounce = 1 << 2,         // HostPlace::kBounced, bounced module parts and their frame
   kFeatureShm = 1 << 3,      // thinks that the peer is on the same machine; wins over kFeatureRdma
   kFeatureVolumes = 1 << 4,  // Operation::kUploadVolume, its like and volumes on the device
+  // The client takes fewer GPUs than it asks for rather than none: it has other servers to ask.
+  kFeatureFewer = 1 << 5,
 };
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
 
-enum class Role : uint32_t { kControl = 1, kBulk = 2 };
+// kManagement: the caller wants no session, but to ask the daemon something (control/). It goes
+// through the same hello; after the welcome, which has no devices, the socket speaks Cap'n Proto
+// rpc.
+enum class Role : uint32_t { kControl = 1, kBulk = 2, kManagement = 3 };
 
 enum class Refusal : uint32_t {
   kNone = 0,
@@ -68,7 +73,8 @@ enum class Refusal : uint32_t {
   kUnknownSession = 6,  // BulkHello for a session that is not there or has its bulk socket
   kInternal = 7,
   kPath = 8,  // the server serves over another path only, which the client cannot or must not use
-  kTooMany = 9,  // more GPUs than the server will ever offer
+  kTooMany = 9,    // more GPUs than the server will ever offer
+  kDraining = 10,  // the server takes no new sessions
 };
 const char* RefusalName(Refusal refusal);
 
@@ -135,9 +141,9 @@ struct Welcome {
   Refusal refusal = Refusal::kNone;
   uint64_t session = 0;
   uint32_t epoch = 1;
-  uint32_t reserved = 0;
-  Mac mac{};       // the server's proof
-  Nonce ticket{};  // secret of this session: proves the bulk socket, later a reconnect
+  uint32_t offered = 0;  // GPUs that the server offers at all; 0: it does not say
+  Mac mac{};             // the server's proof
+  Nonce ticket{};        // secret of this session: proves the bulk socket, later a reconnect
   char text[200] = {};
   ServerInfo server{};
   // followed by server.device_count DeviceInfo

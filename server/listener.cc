@@ -1,5 +1,7 @@
 #include "server/listener.h"
 
+#include "server/supervisor_state.h"
+
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -72,60 +74,7 @@ std::span<const std::byte> AsBytes(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// Names of a client are put into log lines: nothing but plain characters.
-std::string Plain(const char* text) {
-  std::string plain(text);
-  for (char& c : plain) {
-    if (c < 0x20 || c > 0x7e) c = '?';
-  }
-  return plain;
-}
-
 }  // namespace
-
-struct Supervisor::Peer {
-  enum class State {
-    kHello,     // reads a client hello or a bulk hello
-    kProof,     // reads the proof
-    kStarting,  // its worker starts
-    kWelcomed,  // waits for the bulk socket
-    kBulk,      // bulk welcome under way, then hand-over
-    kLeaving,   // refusal under way
-    kGone,
-  };
-  UniqueFd fd;
-  std::string name;
-  State state = State::kHello;
-  Deadline deadline = Deadline::Never();
-  std::vector<std::byte> in, out;
-  ClientHello hello;
-  Challenge challenge;
-  uint64_t session = 0;
-
-  // Somebody who has proved nothing, or is on the way out: what strangers can have many of.
-  bool proven() const { return state == State::kStarting || state == State::kWelcomed; }
-  std::string Host() const { return name.substr(0, name.rfind(':')); }
-  std::string Who() const {
-    if (hello.host[0] == '\0') return name;
-    return name + ", host " + Plain(hello.host) + ", pid " + std::to_string(hello.pid) +
-           ", program " + Plain(hello.program);
-  }
-};
-
-struct Supervisor::Session {
-  uint64_t id = 0;
-  Nonce ticket{};
-  Child child;
-  UniqueFd socket;  // to the worker
-  ClientHello hello;
-  Challenge challenge;
-  std::string who;
-  uint32_t slot = 0;           // gives the worker's uid
-  std::vector<uint32_t> gpus;  // the ordinals of its devices here, in the client's order
-  bool handed_over = false;
-  bool ended = false;
-  int64_t started_ns = 0;
-};
 
 Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   Key key;
@@ -180,6 +129,7 @@ Result<std::unique_ptr<Supervisor>> Supervisor::Start(const Options& options) {
   self->signals_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!self->signals_.valid()) return FailErrno("Cannot watch for signals");
   SetBlocking(self->listener_.fd(), false);
+  ASSIGN_OR_RETURN(self->control_, control::Server::Start(*self));
   return self;
 }
 
@@ -202,6 +152,7 @@ Status Supervisor::PlanSlots() {
 Supervisor::Supervisor(transport::tcp::Listener listener) : listener_(std::move(listener)) {}
 
 Supervisor::~Supervisor() {
+  control_.reset();  // it may ask for the state of what follows
   for (Session& session : sessions_) {
     kill(session.child.pid, SIGKILL);
     while (waitpid(session.child.pid, nullptr, 0) < 0 && errno == EINTR) {
@@ -232,13 +183,14 @@ Status Supervisor::Run() {
       fds.push_back({session.child.pidfd.get(), POLLIN, 0});
       fds.push_back({session.handed_over ? -1 : session.socket.get(), POLLIN, 0});
     }
+    if (patience_.poll_timeout_ms() >= 0 && patience_.poll_timeout_ms() < next.poll_timeout_ms()) {
+      next = patience_;
+    }
     if (poll(fds.data(), fds.size(), next.poll_timeout_ms()) < 0 && errno != EINTR) {
       return FailErrno("Cannot poll");
     }
-    if (fds[0].revents != 0) {
-      LOG_INFO("daemon", "A signal ends the daemon; %zu sessions end with it.", sessions_.size());
-      return {};
-    }
+    std::lock_guard lock(state_mutex_);
+    if (fds[0].revents != 0 && !OnSignal()) return {};
     size_t at = first_session;
     for (Session& session : sessions_) {
       // The message first: a worker that failed has said why before it ended.
@@ -258,7 +210,30 @@ Status Supervisor::Run() {
     if (fds[1].revents != 0) Accept();  // last: it adds peers that fds does not know
     CheckDeadlines();
     Sweep();
+    if (ending_ && (sessions_.empty() || patience_.expired())) {
+      LOG_INFO("daemon", "The daemon ends; %zu sessions end with it.", sessions_.size());
+      return {};
+    }
   }
+}
+
+// SIGTERM lets the sessions finish, within bounds; a second one, and SIGINT, do not. False: now.
+bool Supervisor::OnSignal() {
+  signalfd_siginfo signal{};
+  if (read(signals_.get(), &signal, sizeof signal) != sizeof signal) return true;
+  if (signal.ssi_signo == SIGTERM && !ending_ && options_.drain_seconds > 0) {
+    ending_ = draining_ = true;
+    patience_ = Deadline::After(int64_t{options_.drain_seconds} * 1000);
+    if (!sessions_.empty()) {
+      LOG_WARNING("daemon",
+                  "SIGTERM: no new programs; %zu sessions have %u s to end. A second one ends them "
+                  "at once.",
+                  sessions_.size(), options_.drain_seconds);
+    }
+    return true;
+  }
+  LOG_INFO("daemon", "A signal ends the daemon; %zu sessions end with it.", sessions_.size());
+  return false;
 }
 
 void Supervisor::Accept() {
@@ -372,8 +347,8 @@ void Supervisor::OnHello(Peer& peer, std::span<const std::byte> blob) {
     return Refuse(peer, Refusal::kInternal, "The server has no random numbers.");
   }
   peer.challenge.key_needed = key_.empty() ? 0 : 1;
-  peer.challenge.features =
-      peer.hello.features & (kFeatureHostFunctions | kFeatureBounce | kFeatureVolumes);
+  peer.challenge.features = peer.hello.features & (kFeatureHostFunctions | kFeatureBounce |
+                                                   kFeatureVolumes | kFeatureFewer);
   const bool client_has_rdma = (peer.hello.features & kFeatureRdma) != 0;
   if (options_.transport.choice == transport::Choice::kRdma && !client_has_rdma) {
     return Refuse(peer, Refusal::kPath,
@@ -413,6 +388,10 @@ bool Supervisor::ShmIsOffered() const {
          options_.transport.choice == transport::Choice::kShm;
 }
 
+uint32_t Supervisor::Offered() const {
+  return slots_ ? slots_->offered() : static_cast<uint32_t>(inventory_.devices.size());
+}
+
 void Supervisor::OnProof(Peer& peer, std::span<const std::byte> blob) {
   auto proof = ParseProof(blob);
   if (!proof) return Refuse(peer, Refusal::kMalformed, proof.error().message);
@@ -420,22 +399,32 @@ void Supervisor::OnProof(Peer& peer, std::span<const std::byte> blob) {
     return Refuse(peer, Refusal::kKey,
                   "The client does not hold the server's key. Both need the same key file.");
   }
+  if (peer.hello.role == Role::kManagement) return WelcomeManager(peer);
+  if (draining_) {
+    return Refuse(peer, Refusal::kDraining,
+                  "This server is being drained: it takes no new programs.");
+  }
   if (!driver_error_.empty()) return Refuse(peer, Refusal::kDriver, driver_error_);
   if (sessions_.size() >= options_.max_sessions) {
     return Refuse(
         peer, Refusal::kFull,
         "All sessions of this server (" + std::to_string(options_.max_sessions) + ") are taken.");
   }
-  const size_t offered = slots_ ? slots_->offered() : inventory_.devices.size();
-  if (peer.hello.gpus > offered) {
+  const uint32_t offered = Offered();
+  uint32_t wanted = peer.hello.gpus;
+  if ((peer.challenge.features & kFeatureFewer) != 0) {
+    const uint32_t free = slots_ ? slots_->free_gpus() : offered;
+    wanted = std::clamp(wanted == 0 ? offered : wanted, 1u, std::max(1u, free));
+  } else if (wanted == 0) {
+    wanted = slots_ ? 1 : offered;  // who shares takes one GPU unless it asks for more
+  }
+  if (wanted > offered) {
     return Refuse(peer, Refusal::kTooMany,
-                  "The program asks for more GPUs (" + std::to_string(peer.hello.gpus) +
+                  "The program asks for more GPUs (" + std::to_string(wanted) +
                       ") than this server offers (" + std::to_string(offered) + ").");
   }
-  std::vector<uint32_t> gpus(peer.hello.gpus == 0 ? offered : peer.hello.gpus);
+  std::vector<uint32_t> gpus(wanted);
   if (slots_) {
-    // Who shares takes one GPU unless it asks for more.
-    const uint32_t wanted = std::max(1u, peer.hello.gpus);
     auto taken = slots_->Take(wanted);
     if (!taken) {
       return Refuse(peer, Refusal::kFull,
@@ -508,10 +497,11 @@ Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
     return FailErrno("Cannot make a socket pair");
   }
   UniqueFd ours(pair[0]), theirs(pair[1]);
-  const int given[] = {file.get(), theirs.get(), simulated_memory_.get()};
+  ASSIGN_OR_RETURN(UniqueFd meter, MakeMeterFile());
+  const int given[] = {file.get(), theirs.get(), meter.get(), simulated_memory_.get()};
   const std::span<const int> all(given);
   const bool simulated = simulated_memory_.valid();
-  ASSIGN_OR_RETURN(Child child, SpawnSelf("--worker", simulated ? all : all.first(2)));
+  ASSIGN_OR_RETURN(Child child, SpawnSelf("--worker", simulated ? all : all.first(3)));
 
   Session& session = sessions_.emplace_back();
   session.id = next_session_++;
@@ -521,8 +511,10 @@ Status Supervisor::StartSession(Peer& peer, const std::vector<uint32_t>& gpus) {
   session.hello = peer.hello;
   session.challenge = peer.challenge;
   session.who = peer.Who();
+  session.peer = peer.name;
   session.slot = slot;
   session.gpus = gpus;
+  session.meter.reset(MapMeter(meter.get()));
   session.started_ns = NowNanoseconds();
   peer.session = session.id;
   peer.state = Peer::State::kStarting;
@@ -544,6 +536,7 @@ void Supervisor::OnWorkerMessage(Session& session) {
   }
   Welcome welcome;
   welcome.session = session.id;
+  welcome.offered = Offered();
   welcome.ticket = session.ticket;
   welcome.mac = ServerMac(key_, session.hello, session.challenge, session.id, session.ticket);
   ServerInfo& info = welcome.server;
@@ -718,6 +711,10 @@ void Supervisor::CheckDeadlines() {
 
 void Supervisor::Sweep() {
   for (Peer& peer : peers_) {
+    if (peer.state == Peer::State::kManaging && peer.out.empty()) {
+      peer.state = Peer::State::kGone;
+      control_->Serve(std::move(peer.fd));
+    }
     if (peer.state == Peer::State::kBulk && peer.out.empty()) {
       for (Session& session : sessions_) {
         if (session.id == peer.session && !session.ended) HandOver(session, peer);

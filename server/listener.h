@@ -20,6 +20,7 @@
 #include "common/clock.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
+#include "control/server.h"
 #include "pool/slots.h"
 #include "protocol/hello.h"
 #include "server/options.h"
@@ -29,12 +30,12 @@
 
 namespace penstock::server {
 
-class Supervisor {
+class Supervisor final : private control::Answers {
  public:
   // Probes the driver and starts to listen. A driver whose library cannot be loaded is an error;
   // one that loads and does not work is logged, and clients are refused with its words.
   static Result<std::unique_ptr<Supervisor>> Start(const Options& options);
-  ~Supervisor();
+  ~Supervisor() override;
 
   uint16_t port() const { return listener_.port(); }
   // Until SIGTERM or SIGINT (blocked by Start, read from a descriptor).
@@ -54,6 +55,12 @@ class Supervisor {
   void OnHello(Peer& peer, std::span<const std::byte> blob);
   bool RdmaIsOffered() const;
   bool ShmIsOffered() const;
+  uint32_t Offered() const;  // GPUs
+  void WelcomeManager(Peer& peer);
+  control::Status Report() override;
+  uint32_t Drain() override;
+  void Resume() override;
+  bool OnSignal();
   void OnProof(Peer& peer, std::span<const std::byte> blob);
   void OnBulkHello(Peer& peer, std::span<const std::byte> blob);
   Status PlanSlots();
@@ -69,6 +76,11 @@ class Supervisor {
   void CheckDeadlines();
   void Sweep();
 
+  // Held while Run works, but not while it waits: the control plane looks at everything below.
+  std::mutex state_mutex_;
+  bool draining_ = false;  // no new sessions
+  bool ending_ = false;    // and the daemon ends with the last one, or when patience_ does
+  Deadline patience_ = Deadline::Never();
   Options options_;
   Key key_;
   std::string library_;
@@ -85,6 +97,7 @@ class Supervisor {
   uint64_t next_session_ = 1;
   int64_t log_budget_ = 0, log_budget_ns_ = 0;  // lines about strangers; when they were earned
   uint64_t unlogged_ = 0;
+  std::unique_ptr<control::Server> control_;
   int64_t crowded_ns_ = 0;  // when it was last logged that strangers crowd the door
 };
 

@@ -2,11 +2,9 @@
 
 #include <unistd.h>
 
-#include <toml++/toml.h>
 #include <CLI/CLI.hpp>
 
-#include <set>
-
+#include "config/toml_reader.h"
 #include "protocol/hello.h"
 
 namespace penstock::server {
@@ -23,11 +21,13 @@ constexpr const char* kExamples =
     "  penstockd --driver sim                     the simulated GPU: no hardware needed\n"
     "  penstockd --listen 0.0.0.0:14833 --key-file /etc/penstock/key\n"
     "                                             for other machines; they need the same key\n"
+    "  penstockd --pool /etc/penstock/pool.toml   as the pool's file says of this host\n"
     "\nConfiguration file (flags win over it):\n"
     "  listen = \"0.0.0.0:14833\"\n"
     "  driver = \"auto\"                # auto, sim or a path of a libcuda.so.1\n"
     "  key-file = \"/etc/penstock/key\"\n"
     "  max-sessions = 64\n"
+    "  drain-seconds = 30             # after SIGTERM programs have so long to end\n"
     "  silence-seconds = 30           # a session without a sign of life for so long ends\n"
     "  first-worker-uid = 2000000000  # workers run as users from here on, if started as root\n"
     "  device-gid = 0                 # group that may open /dev/nvidia*, where it is needed\n"
@@ -53,6 +53,8 @@ constexpr const char* kExamples =
     "on:\n"
     "                                 # sessions without it are refused\n";
 
+constexpr const char* kDefaultListen = "127.0.0.1:14833";
+
 Status ParseAddress(const std::string& text, Options* options) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos) {
@@ -73,109 +75,6 @@ Status ParseAddress(const std::string& text, Options* options) {
   options->listen_port = static_cast<uint16_t>(port);
   return {};
 }
-
-std::string Place(const std::string& path, const toml::source_region& source) {
-  return path + ":" + std::to_string(source.begin.line) + ": ";
-}
-
-// "256MiB", "8 GiB"; without a unit bytes.
-bool ParseSize(std::string text, uint64_t* bytes) {
-  try {
-    const bool fine = CLI::AsSizeValue(/*kb_is_1000=*/false)(text).empty();  // makes a number of it
-    *bytes = fine ? std::stoull(text) : 0;
-  } catch (const std::exception&) {
-    return false;
-  }
-  return *bytes != 0;
-}
-
-// Takes one value of the file unless the command line gave it.
-class FileReader {
- public:
-  // Refers to the table: a copy would not know its place in the file any more.
-  FileReader(const std::string& path, const toml::table& table, const CLI::App& app)
-      : path_(path), table_(table), app_(app) {}
-
-  template <typename T>
-  void Take(const char* name, const char* flag, T* target) {
-    known_.insert(name);
-    const toml::node* node = table_.get(name);
-    if (node == nullptr || (flag != nullptr && app_.count(flag) != 0) || !error_.empty()) return;
-    if constexpr (std::is_same_v<T, std::string>) {
-      if (auto value = node->value_exact<std::string>())
-        *target = *value;
-      else
-        Wrong(name, *node, "text");
-    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-      const toml::array* array = node->as_array();
-      if (array == nullptr) return Wrong(name, *node, "a list of texts");
-      target->clear();
-      for (const toml::node& each : *array) {
-        auto value = each.value_exact<std::string>();
-        if (!value) return Wrong(name, each, "a list of texts");
-        target->push_back(*value);
-      }
-    } else if constexpr (std::is_same_v<T, std::vector<uint32_t>>) {
-      const toml::array* array = node->as_array();
-      if (array == nullptr) return Wrong(name, *node, "a list of numbers");
-      target->clear();
-      for (const toml::node& each : *array) {
-        auto value = each.value_exact<int64_t>();
-        if (!value || *value < 0 || *value > UINT32_MAX) {
-          return Wrong(name, each, "a list of numbers");
-        }
-        target->push_back(static_cast<uint32_t>(*value));
-      }
-    } else if constexpr (std::is_same_v<T, uint64_t>) {
-      auto text = node->value_exact<std::string>();
-      if (!text || !ParseSize(*text, target)) {
-        Wrong(name, *node, "a size such as \"512 MiB\" or \"8 GiB\"");
-      }
-    } else if constexpr (std::is_same_v<T, bool>) {
-      if (auto value = node->value_exact<bool>())
-        *target = *value;
-      else
-        Wrong(name, *node, "true or false");
-    } else {
-      auto value = node->value_exact<int64_t>();
-      if (value && *value >= 0 && *value <= UINT32_MAX)
-        *target = static_cast<uint32_t>(*value);
-      else
-        Wrong(name, *node, "a number from 0 to 4294967295");
-    }
-  }
-
-  // Empty if the file has no such section.
-  Result<const toml::table*> TakeTable(const char* name) {
-    static const toml::table kEmpty;
-    known_.insert(name);
-    const toml::node* node = table_.get(name);
-    if (node == nullptr) return &kEmpty;
-    if (node->as_table() != nullptr) return node->as_table();
-    return Fail(Code::kInvalidArgument,
-                Place(path_, node->source()) + "Value of " + name + " is not a section.");
-  }
-
-  Status Finish() {
-    for (auto&& [key, node] : table_) {
-      if (error_.empty() && !known_.contains(std::string(key.str()))) {
-        error_ = Place(path_, key.source()) + "Key (" + std::string(key.str()) + ") is not known.";
-      }
-    }
-    if (!error_.empty()) return Fail(Code::kInvalidArgument, error_);
-    return {};
-  }
-
- private:
-  void Wrong(const char* name, const toml::node& node, const char* wanted) {
-    error_ = Place(path_, node.source()) + "Value of " + name + " is not " + wanted + ".";
-  }
-  const std::string path_;
-  const toml::table& table_;
-  const CLI::App& app_;
-  std::set<std::string> known_;
-  std::string error_;
-};
 
 template <typename T>
 Status Between(const char* name, T value, T least, T most) {
@@ -214,49 +113,65 @@ Status ParseGpuDirect(const std::string& text, GpuDirectMode* mode) {
 
 Status ReadFile(const std::string& path, const CLI::App& app, std::string* listen,
                 std::string* kind, Options* options) {
-  if (access(path.c_str(), R_OK) != 0) return FailErrno("Cannot read settings (" + path + ")");
-  toml::table table;
-  try {
-    table = toml::parse_file(path);
-  } catch (const toml::parse_error& error) {
-    return Fail(Code::kInvalidArgument,
-                Place(path, error.source()) + std::string(error.description()));
-  }
-  FileReader reader(path, table, app);
-  reader.Take("listen", "--listen", listen);
-  reader.Take("driver", "--driver", &options->driver);
-  reader.Take("key-file", "--key-file", &options->key_file);
-  reader.Take("port-file", "--port-file", &options->port_file);
-  reader.Take("log", "--log", &options->log);
-  reader.Take("max-sessions", "--max-sessions", &options->max_sessions);
-  reader.Take("silence-seconds", nullptr, &options->silence_seconds);
-  reader.Take("first-worker-uid", nullptr, &options->first_worker_uid);
-  reader.Take("device-gid", nullptr, &options->device_gid);
-  reader.Take("isolate", nullptr, &options->isolate);
-  ASSIGN_OR_RETURN(const toml::table* below, reader.TakeTable("transport"));
-  ASSIGN_OR_RETURN(const toml::table* shared, reader.TakeTable("pool"));
+  ASSIGN_OR_RETURN(const toml::table table, config::ParseTomlFile(path));
+  const auto given = [&app](const char* flag) { return app.count(flag) != 0; };
+  config::TomlReader reader(path, table, given);
+  reader.Take("listen", listen, "--listen");
+  reader.Take("driver", &options->driver, "--driver");
+  reader.Take("key-file", &options->key_file, "--key-file");
+  reader.Take("port-file", &options->port_file, "--port-file");
+  reader.Take("log", &options->log, "--log");
+  reader.Take("max-sessions", &options->max_sessions, "--max-sessions");
+  reader.Take("silence-seconds", &options->silence_seconds);
+  reader.Take("drain-seconds", &options->drain_seconds);
+  reader.Take("first-worker-uid", &options->first_worker_uid);
+  reader.Take("device-gid", &options->device_gid);
+  reader.Take("isolate", &options->isolate);
+  const toml::table& below = reader.TakeTable("transport");
+  const toml::table& shared = reader.TakeTable("pool");
   RETURN_IF_ERROR(reader.Finish());
-  FileReader pool(path, *shared, app);
-  options->pool.given = !shared->empty();
-  pool.Take("gpus", nullptr, &options->pool.gpus);
-  pool.Take("slots-per-gpu", nullptr, &options->pool.slots_per_gpu);
-  pool.Take("memory-per-slot", nullptr, &options->pool.memory_per_slot);
+  config::TomlReader pool(path, shared);
+  if (!shared.empty()) options->pool.given = true;
+  pool.Take("gpus", &options->pool.gpus);
+  pool.Take("slots-per-gpu", &options->pool.slots_per_gpu);
+  pool.Take("memory-per-slot", &options->pool.memory_per_slot);
   RETURN_IF_ERROR(pool.Finish());
-  FileReader transport(path, *below, app);
+  config::TomlReader transport(path, below, given);
   TransportSettings& settings = options->transport;
-  transport.Take("kind", "--transport", kind);
-  transport.Take("rdma-addresses", nullptr, &settings.rdma_addresses);
-  transport.Take("rails", nullptr, &settings.rails);
-  transport.Take("control-traffic-class", nullptr, &settings.control_traffic_class);
-  transport.Take("bulk-traffic-class", nullptr, &settings.bulk_traffic_class);
-  transport.Take("timeout", nullptr, &settings.timeout);
-  transport.Take("retry-count", nullptr, &settings.retry_count);
-  transport.Take("keepalive-ms", nullptr, &settings.keepalive_ms);
-  transport.Take("peer-timeout-ms", nullptr, &settings.peer_timeout_ms);
+  transport.Take("kind", kind, "--transport");
+  transport.Take("rdma-addresses", &settings.rdma_addresses);
+  transport.Take("rails", &settings.rails);
+  transport.Take("control-traffic-class", &settings.control_traffic_class);
+  transport.Take("bulk-traffic-class", &settings.bulk_traffic_class);
+  transport.Take("timeout", &settings.timeout);
+  transport.Take("retry-count", &settings.retry_count);
+  transport.Take("keepalive-ms", &settings.keepalive_ms);
+  transport.Take("peer-timeout-ms", &settings.peer_timeout_ms);
   std::string gpu_direct = "auto";
-  transport.Take("gpudirect", nullptr, &gpu_direct);
+  transport.Take("gpudirect", &gpu_direct);
   RETURN_IF_ERROR(transport.Finish());
   return ParseGpuDirect(gpu_direct, &settings.gpu_direct);
+}
+
+// The part of this server in the pool file, for everything that is still open.
+Status TakePart(const std::string& path, std::string name, std::string* listen, std::string* kind,
+                Options* options) {
+  ASSIGN_OR_RETURN(const config::PoolFile file, config::ReadPoolFile(path));
+  if (name.empty()) {
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    name = host;
+  }
+  for (const config::PoolServer& server : file.servers) {
+    if (server.name != name && server.name != name.substr(0, name.find('.'))) continue;
+    if (listen->empty()) *listen = server.address;
+    if (kind->empty()) *kind = server.transport;
+    if (options->key_file.empty()) options->key_file = server.key_file;
+    if (!options->pool.given) options->pool = server.size;
+    return {};
+  }
+  return Fail(Code::kInvalidArgument, "The pool file (" + path + ") has no server of the name (" +
+                                          name + "). Name one of them with --name.");
 }
 
 }  // namespace
@@ -266,7 +181,7 @@ Result<Options> ParseOptions(int argc, char** argv) {
   CLI::App app(kAbout, "penstockd");
   app.footer(kExamples);
   app.set_version_flag("--version", "penstockd " PENSTOCK_VERSION, "Show the version and exit");
-  std::string listen = "127.0.0.1:14833", kind = "auto", config;
+  std::string listen, kind, config, pool, name;
   app.add_option("--listen", listen,
                  "Where to listen; port 0 takes a free one. Without a key only\naddresses of "
                  "this machine alone (loopback) are allowed.\nDefault 127.0.0.1:14833")
@@ -286,6 +201,12 @@ Result<Options> ParseOptions(int argc, char** argv) {
       ->type_name("KIND");
   app.add_option("--config", config, "TOML file with any of these settings, see below")
       ->type_name("FILE");
+  app.add_option("--pool", pool,
+                 "The pool file of all servers: this one takes address, key file, GPUs and\nslots "
+                 "from its part, as far as nothing else says so")
+      ->type_name("FILE");
+  app.add_option("--name", name, "The name of this server in the pool file. Default: its host name")
+      ->type_name("NAME");
   app.add_option("--port-file", options.port_file, "Written with the port once the daemon is ready")
       ->type_name("FILE");
   app.add_option("--max-sessions", options.max_sessions, "Programs served at once. Default 64")
@@ -307,6 +228,9 @@ Result<Options> ParseOptions(int argc, char** argv) {
     return Fail(Code::kInvalidArgument, std::string(error.what()) + ". See: penstockd --help");
   }
   if (!config.empty()) RETURN_IF_ERROR(ReadFile(config, app, &listen, &kind, &options));
+  if (!pool.empty()) RETURN_IF_ERROR(TakePart(pool, name, &listen, &kind, &options));
+  if (listen.empty()) listen = kDefaultListen;
+  if (kind.empty()) kind = "auto";
   RETURN_IF_ERROR(ParseAddress(listen, &options));
   ASSIGN_OR_RETURN(options.transport.choice, transport::ParseChoice(kind, "Transport"));
   RETURN_IF_ERROR(CheckTransport(options.transport));
@@ -315,6 +239,7 @@ Result<Options> ParseOptions(int argc, char** argv) {
     return Fail(Code::kInvalidArgument,
                 "Value of transport.gpudirect (on) asks for RDMA, and the transport is tcp.");
   }
+  if (options.parent_pid_dies) options.drain_seconds = 0;  // nobody else's programs are there
   if (options.max_sessions == 0 || options.max_sessions > 4096) {
     return Fail(Code::kInvalidArgument, "Number of sessions (" +
                                             std::to_string(options.max_sessions) +

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "config/pool_file.h"
 #include "transport/choice.h"
 
 namespace penstock::server {
@@ -25,14 +26,6 @@ struct TransportSettings {
   GpuDirectMode gpu_direct = GpuDirectMode::kAuto;
 };
 
-// [pool] in the file: how the GPUs are shared. Without it every program sees all GPUs, unlimited.
-struct PoolSettings {
-  bool given = false;
-  std::vector<uint32_t> gpus;  // offered; empty: all
-  uint32_t slots_per_gpu = 1;
-  uint64_t memory_per_slot = 0;  // bytes; 0: no limit
-};
-
 struct Options {
   std::string listen_host = "127.0.0.1";
   uint16_t listen_port = 14833;
@@ -41,6 +34,7 @@ struct Options {
   std::string port_file;
   std::string log;  // as PENSTOCK_LOG; "" leaves that in force
   uint32_t max_sessions = 64;
+  uint32_t drain_seconds = 30;    // after SIGTERM, for the sessions to end; 0: at once
   uint32_t silence_seconds = 30;  // a session that says nothing for so long is ended
   // Started as root, each worker runs as its own user: this number plus its place among the
   // sessions. The range lies above what distributions give to people and containers.
@@ -49,7 +43,7 @@ struct Options {
   uint32_t device_gid = 0;
   bool isolate = true;
   TransportSettings transport;
-  PoolSettings pool;
+  config::PoolSize pool;  // without it every program sees all GPUs, unlimited
   bool parent_pid_dies = false;
 };
 

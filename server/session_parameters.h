@@ -64,7 +64,8 @@ struct WorkerReady {
 // Descriptors of a worker process.
 inline constexpr int kParametersDescriptor = 3;
 inline constexpr int kSupervisorDescriptor = 4;
-inline constexpr int kSimulatedMemoryDescriptor = 5;
-inline constexpr int kLogDescriptor = 6;
+inline constexpr int kMeterDescriptor = 5;
+inline constexpr int kSimulatedMemoryDescriptor = 6;
+inline constexpr int kLogDescriptor = 7;
 
 }  // namespace penstock::server

@@ -89,7 +89,8 @@ Status TellSupervisor(const WorkerReady& ready) {
   return {};
 }
 
-Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort port, bool* good) {
+Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort port,
+             SessionMeter* meter, bool* good) {
   UniqueFd sockets[2];
   RETURN_IF_ERROR(ReceiveDescriptors(kSupervisorDescriptor, sockets));
   auto connection =
@@ -110,6 +111,13 @@ Status Serve(const SessionParameters& parameters, const Driver& driver, RdmaPort
   options.capture_output = true;
   options.gpu_direct = static_cast<GpuDirectMode>(parameters.rdma.gpu_direct);
   ApplyDisabled(&options);
+  options.meter = meter;
+  if (meter != nullptr) {
+    const std::string name = (*connection)->caps().name;
+    meter->path = static_cast<uint32_t>(name == "rdma"  ? Path::kRdma
+                                        : name == "shm" ? Path::kShm
+                                                        : Path::kTcp);
+  }
   Worker worker(options, driver, std::move(*connection));
   LOG_DEBUG("session", "Session %lu serves %s (pid %u on %s, from %s).", parameters.session,
             parameters.program, parameters.client_pid, parameters.client_host, parameters.peer);
@@ -135,6 +143,8 @@ int WorkerMain() {
     return 1;
   }
   if (parameters->log[0] != '\0') SetLogSpec(parameters->log);
+  SessionMeter* const meter = MapMeter(kMeterDescriptor);
+  close(kMeterDescriptor);
   RdmaPort port;
   auto driver = StartDriver(*parameters, &port);
   if (!driver) {
@@ -146,7 +156,7 @@ int WorkerMain() {
   ready.ok = 1;
   bool good = false;
   auto served = TellSupervisor(ready);
-  if (served) served = Serve(*parameters, *driver, std::move(port), &good);
+  if (served) served = Serve(*parameters, *driver, std::move(port), meter, &good);
   if (!served) LOG_DEBUG("session", "%s", served.error().message.c_str());
   return good ? 0 : 1;
 }

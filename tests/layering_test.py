@@ -14,13 +14,14 @@ import tempfile
 ALLOWED = {
     "common": set(),
     "interop": set(),
+    "config": {"common"},
     "protocol": {"common"},
     "transport": {"common"},
     "control": {"common"},
     "pool": {"common"},
-    "interposer": {"protocol", "transport", "common", "interop"},
-    "server": {"protocol", "transport", "control", "pool", "common"},
-    "tools": {"protocol", "transport", "control", "pool", "common"},
+    "interposer": {"config", "protocol", "transport", "common", "interop"},
+    "server": {"config", "protocol", "transport", "control", "pool", "common"},
+    "tools": {"config", "protocol", "transport", "control", "pool", "common"},
     "simgpu": {"interop"},
     "samples": set(),
 }

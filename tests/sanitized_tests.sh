@@ -6,5 +6,6 @@ if [[ ! -f $1/CTestTestfile.cmake ]]; then
   echo "There is no build in ($1); scripts/test makes it."
   exit 77
 fi
+export TSAN_OPTIONS="suppressions=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/tsan_suppressions.txt"
 exec ctest --test-dir "$1" -L 'unit|protocol|transport' --output-on-failure --no-tests=error \
   -j "$(nproc)"

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <mutex>
 
 namespace penstock::interposer {
@@ -11,7 +12,32 @@ constexpr uint64_t kBlock = 2ull << 20;
 // Above this no user mapping can lie on x86-64 with four-level page tables, so nothing can collide.
 constexpr uint64_t kTopOfUserSpace = 0x7FFFFFFFF000;
 
+uint32_t ServerOf(const ContextRecord* context) {
+  return context == nullptr ? 0 : context->server;
+}
+
 }  // namespace
+
+Result<transport::MemoryRegion*> HostAllocation::RegionFor(transport::Connection& connection,
+                                                           uint32_t server) {
+  transport::MemoryRegion* region = regions[server].load(std::memory_order_acquire);
+  if (region != nullptr) return region;
+  std::lock_guard lock(registering);
+  region = regions[server].load(std::memory_order_relaxed);
+  if (region != nullptr) return region;
+  ASSIGN_OR_RETURN(auto made,
+                   connection.Register(base, bytes, transport::Access::kPeerReadsAndWrites));
+  region = made.release();
+  regions[server].store(region, std::memory_order_release);
+  return region;
+}
+
+void HostAllocation::DropRegions() {
+  for (uint32_t server = 0; server < kMaxServers; ++server) {
+    if (server != first_server) delete regions[server].exchange(nullptr);
+  }
+  delete regions[first_server].exchange(nullptr);  // and the memory with it, where it is the owner
+}
 
 AddressPlan::~AddressPlan() {
   for (const auto& [block, uses] : blocks_) {
@@ -62,34 +88,54 @@ void AddressPlan::ReleaseBlocks(uint64_t base, uint64_t bytes) {
   }
 }
 
+bool AddressPlan::Overlaps(uint64_t base, uint64_t bytes, uint32_t server) const {
+  const auto after = device_.lower_bound({server, base});
+  if (after != device_.end() && after->first.first == server &&
+      after->first.second - base < bytes) {
+    return true;
+  }
+  return At(base, server) != device_.end();
+}
+
 bool AddressPlan::AddDevice(uint64_t base, uint64_t bytes, ContextRecord* context, bool pooled) {
   if (bytes == 0) return true;
+  const uint32_t server = ServerOf(context);
   std::unique_lock lock(mutex_);
+  for (uint32_t other = 0; other < servers_; ++other) {
+    if (other != server && Overlaps(base, bytes, other)) return false;
+  }
   if (!ReserveBlocks(base, bytes)) return false;
-  device_[base] = {base, bytes, context, NextBufferId(), false, pooled};
+  device_[{server, base}] = {base, bytes, context, NextBufferId(), false, pooled};
+  servers_ = std::max(servers_, server + 1);
   return true;
 }
 
 void AddressPlan::AddGlobal(uint64_t base, uint64_t bytes, ContextRecord* context) {
   if (bytes == 0) return;
+  const uint32_t server = ServerOf(context);
   std::unique_lock lock(mutex_);
-  device_.try_emplace(base, DeviceAllocation{base, bytes, context, NextBufferId(), true, false});
+  device_.try_emplace({server, base},
+                      DeviceAllocation{base, bytes, context, NextBufferId(), true, false});
+  servers_ = std::max(servers_, server + 1);
 }
 
-void AddressPlan::RemoveGlobal(uint64_t base) {
+void AddressPlan::RemoveGlobal(uint64_t base, const ContextRecord* context) {
   std::unique_lock lock(mutex_);
-  const auto entry = device_.find(base);
+  const auto entry = device_.find({ServerOf(context), base});
   if (entry != device_.end() && entry->second.module_global) device_.erase(entry);
 }
 
 std::optional<DeviceAllocation> AddressPlan::RemoveDevice(uint64_t base) {
   std::unique_lock lock(mutex_);
-  const auto entry = device_.find(base);
-  if (entry == device_.end() || entry->second.module_global) return std::nullopt;
-  const DeviceAllocation allocation = entry->second;
-  device_.erase(entry);
-  ReleaseBlocks(allocation.base, allocation.bytes);
-  return allocation;
+  for (uint32_t server = 0; server < servers_; ++server) {
+    const auto entry = device_.find({server, base});
+    if (entry == device_.end() || entry->second.module_global) continue;
+    const DeviceAllocation allocation = entry->second;
+    device_.erase(entry);
+    ReleaseBlocks(allocation.base, allocation.bytes);
+    return allocation;
+  }
+  return std::nullopt;
 }
 
 void AddressPlan::DropContext(ContextRecord* context) {
@@ -104,24 +150,39 @@ void AddressPlan::DropContext(ContextRecord* context) {
   }
 }
 
-std::map<uint64_t, DeviceAllocation>::const_iterator AddressPlan::Above(uint64_t address) const {
-  const auto after = device_.upper_bound(address);
+AddressPlan::Device::const_iterator AddressPlan::At(uint64_t address, uint32_t server) const {
+  const auto after = device_.upper_bound({server, address});
   if (after == device_.begin()) return device_.end();
   const auto entry = std::prev(after);
-  return address - entry->first < entry->second.bytes ? entry : device_.end();
+  return entry->first.first == server && address - entry->second.base < entry->second.bytes
+             ? entry
+             : device_.end();
 }
 
-std::optional<DeviceAllocation> AddressPlan::FindDevice(uint64_t address) const {
+AddressPlan::Device::const_iterator AddressPlan::AtAny(uint64_t address, uint32_t first) const {
+  auto entry = At(address, first);
+  for (uint32_t server = 0; server < servers_ && entry == device_.end(); ++server) {
+    if (server != first) entry = At(address, server);
+  }
+  return entry;
+}
+
+std::optional<DeviceAllocation> AddressPlan::FindDevice(uint64_t address, uint32_t server) const {
   std::shared_lock lock(mutex_);
-  const auto entry = Above(address);
+  const auto entry = AtAny(address, server);
   if (entry == device_.end()) return std::nullopt;
   return entry->second;
 }
 
-bool AddressPlan::DeviceRange(uint64_t address, uint64_t bytes) const {
+bool AddressPlan::DeviceRange(uint64_t address, uint64_t bytes, uint32_t server,
+                              ContextRecord** owner) const {
   std::shared_lock lock(mutex_);
-  const auto entry = Above(address);
-  return entry != device_.end() && bytes <= entry->second.bytes - (address - entry->first);
+  const auto entry = AtAny(address, server);
+  if (entry == device_.end() || bytes > entry->second.bytes - (address - entry->second.base)) {
+    return false;
+  }
+  if (owner != nullptr) *owner = entry->second.context;
+  return true;
 }
 
 std::shared_ptr<HostAllocation> AddressPlan::FindHost(const void* address) const {

@@ -50,15 +50,22 @@ Call::Call(Function function, Need need) : function_(function) {
     if (need != kNothing) result_ = CUDA_ERROR_NOT_INITIALIZED;
     return;
   }
+  objects_ = &client_->objects();
   session_ = &client_->session();
   thread_ = &ThisThread();
   if (need == kNothing) return;
-  result_ = session_->state();
-  if (result_ != CUDA_SUCCESS) return;
   const Handle current = thread_->current();
   if (!current.null()) {
-    ContextRecord* const context = session_->FindContext(current);
-    if (context != nullptr && context->active.load(std::memory_order_acquire)) context_ = context;
+    ContextRecord* const context = client_->FindContext(current);
+    if (context != nullptr && context->active.load(std::memory_order_acquire)) {
+      context_ = target_ = context;
+      session_ = context->session;
+    }
+  }
+  // One server of several that is gone takes with it what lives there, and nothing else.
+  if (need == kContext || client_->sessions().size() == 1) {
+    result_ = session_->state();
+    if (result_ != CUDA_SUCCESS) return;
   }
   if (need != kContext) return;
   if (thread_->in_host_function) {
@@ -70,6 +77,42 @@ Call::Call(Function function, Need need) : function_(function) {
     return;
   }
   result_ = context_->sticky.load(std::memory_order_relaxed);
+}
+
+Call::Call(const Call& origin, Session& session, ContextRecord* context)
+    : function_(origin.function_),
+      client_(origin.client_),
+      objects_(origin.objects_),
+      session_(&session),
+      context_(context),
+      target_(context),
+      thread_(origin.thread_) {
+  result_ = session.state();
+  if (result_ == CUDA_SUCCESS && context != nullptr) {
+    result_ = context->sticky.load(std::memory_order_relaxed);
+  }
+}
+
+bool Call::GoTo(Session& session, ContextRecord* context) {
+  session_ = &session;
+  target_ = context;
+  bound_ = true;
+  const CUresult state = session.state();
+  return state == CUDA_SUCCESS || Refuse(state);
+}
+
+bool Call::Bind(ContextRecord* context, CUresult error) {
+  if (context == nullptr) return true;
+  if (context->session == session_) {
+    bound_ = true;
+    if (target_ == nullptr) target_ = context;
+    return true;
+  }
+  return bound_ ? Refuse(error) : GoTo(*context->session, context);
+}
+
+uint64_t Call::WireContext() const {
+  return target_ == nullptr ? 0 : target_->wire.bits;
 }
 
 // --- Checks -------------------------------------------------------------------------------------
@@ -86,45 +129,49 @@ bool Call::Device(CUdevice device, int32_t* wire) {
   const interposer::Device* const found = client_->FindDevice(device);
   if (found == nullptr) return Refuse(CUDA_ERROR_INVALID_DEVICE);
   *wire = static_cast<int32_t>(found->wire);
-  return true;
+  if (found->session == session_) {
+    bound_ = true;
+    return true;
+  }
+  return bound_ ? Refuse(CUDA_ERROR_INVALID_DEVICE) : GoTo(*found->session, nullptr);
 }
 
 bool Call::Context(CUcontext context, uint64_t* wire) {
   const Handle handle = HandleOf(context);
-  const ContextRecord* const record = session_->FindContext(handle);
+  ContextRecord* const record = client_->FindContext(handle);
   if (record == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
   if (!record->active) return Refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-  *wire = handle.bits;
-  return true;
+  *wire = record->wire.bits;
+  return Bind(record, CUDA_ERROR_INVALID_CONTEXT);
 }
 
 bool Call::ContextOrCurrent(CUcontext context, uint64_t* wire) {
   if (context != nullptr) return Context(context, wire);
   if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
-  *wire = context_->handle.bits;
-  return true;
+  *wire = context_->wire.bits;
+  return Bind(context_, CUDA_ERROR_INVALID_CONTEXT);
 }
 
 bool Call::Stream(CUstream stream, bool per_thread, uint64_t* wire) {
-  if (stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread)) {
-    if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
-    stream_ = &context_->legacy;
-    *wire = kLegacyStream.bits;
-    return EventFits();
-  }
-  if (stream == nullptr || stream == CU_STREAM_PER_THREAD) {
-    if (context_ == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
-    stream_ = client_->PerThreadStream(*thread_, *context_);
-    if (stream_ == nullptr) {
-      const CUresult state = session_->state();
-      return Refuse(state != CUDA_SUCCESS ? state : CUDA_ERROR_OUT_OF_MEMORY);
-    }
-  } else {
-    stream_ = session_->streams.Find(HandleOf(stream));
+  if (stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD) {
+    stream_ = objects_->streams.Find(HandleOf(stream));
     if (stream_ == nullptr) return Refuse(CUDA_ERROR_INVALID_HANDLE);
+  } else {
+    // Of the context that the call is about: the current one, unless something else was named.
+    ContextRecord* const home = target_ != nullptr ? target_ : context_;
+    if (home == nullptr) return Refuse(CUDA_ERROR_INVALID_CONTEXT);
+    if (stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread)) {
+      stream_ = &home->legacy;
+    } else {
+      stream_ = client_->PerThreadStream(*thread_, *home);
+      if (stream_ == nullptr) {
+        const CUresult state = home->session->state();
+        return Refuse(state != CUDA_SUCCESS ? state : CUDA_ERROR_OUT_OF_MEMORY);
+      }
+    }
   }
   *wire = stream_->handle.bits;
-  return EventFits();
+  return Bind(stream_->context, CUDA_ERROR_INVALID_HANDLE) && EventFits();
 }
 
 // Streams wait for events of any context, but record only those of their own.
@@ -135,49 +182,83 @@ bool Call::EventFits() {
 
 bool Call::Event(CUevent event, uint64_t* wire) {
   *wire = HandleOf(event).bits;
-  event_ = session_->events.Find(HandleOf(event));
-  return event_ != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+  event_ = objects_->events.Find(HandleOf(event));
+  return event_ != nullptr ? Bind(event_->context, CUDA_ERROR_INVALID_HANDLE)
+                           : Refuse(CUDA_ERROR_INVALID_HANDLE);
 }
 
 bool Call::Module(CUmodule module, uint64_t* wire) {
   *wire = HandleOf(module).bits;
-  return session_->modules.Find(HandleOf(module)) != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+  const ModuleRecord* const record = objects_->modules.Find(HandleOf(module));
+  return record != nullptr ? Bind(record->context, CUDA_ERROR_INVALID_HANDLE)
+                           : Refuse(CUDA_ERROR_INVALID_HANDLE);
+}
+
+FunctionRecord* Call::FindFunction(CUfunction function) {
+  const Handle handle = HandleOf(function);
+  if (FunctionRecord* const record = objects_->functions.Find(handle)) {
+    return Bind(record->context, CUDA_ERROR_INVALID_HANDLE) ? record : nullptr;
+  }
+  FunctionRecord* const kernel = objects_->kernels.Find(handle);
+  if (kernel != nullptr) return KernelHere(*kernel);
+  Refuse(CUDA_ERROR_INVALID_HANDLE);
+  return nullptr;
+}
+
+FunctionRecord* Call::FindKernel(CUkernel kernel) {
+  FunctionRecord* const record = objects_->kernels.Find(HandleOf(kernel));
+  if (record != nullptr) return KernelHere(*record);
+  Refuse(CUDA_ERROR_INVALID_HANDLE);
+  return nullptr;
+}
+
+ModuleRecord* Call::FindLibrary(CUlibrary library) {
+  ModuleRecord* const record = objects_->libraries.Find(HandleOf(library));
+  if (record != nullptr) return LibraryHere(*record);
+  Refuse(CUDA_ERROR_INVALID_HANDLE);
+  return nullptr;
 }
 
 bool Call::FunctionOrKernel(CUfunction function, uint64_t* wire) {
-  const Handle handle = HandleOf(function);
-  *wire = handle.bits;
-  return session_->functions.Find(handle) != nullptr || session_->kernels.Find(handle) != nullptr ||
-         Refuse(CUDA_ERROR_INVALID_HANDLE);
+  const FunctionRecord* const record = FindFunction(function);
+  if (record == nullptr) return false;
+  *wire = record->handle.bits;
+  return true;
 }
 
 bool Call::Library(CUlibrary library, uint64_t* wire) {
-  *wire = HandleOf(library).bits;
-  return session_->libraries.Find(HandleOf(library)) != nullptr ||
-         Refuse(CUDA_ERROR_INVALID_HANDLE);
+  const ModuleRecord* const record = FindLibrary(library);
+  if (record == nullptr) return false;
+  *wire = record->handle.bits;
+  return true;
 }
 
 bool Call::Kernel(CUkernel kernel, uint64_t* wire) {
-  *wire = HandleOf(kernel).bits;
-  return session_->kernels.Find(HandleOf(kernel)) != nullptr || Refuse(CUDA_ERROR_INVALID_HANDLE);
+  const FunctionRecord* const record = FindKernel(kernel);
+  if (record == nullptr) return false;
+  *wire = record->handle.bits;
+  return true;
 }
 
 bool Call::MemoryPool(CUmemoryPool pool, uint64_t* wire) {
   // Only the default pools exist.
   const Handle handle = HandleOf(pool);
-  for (const interposer::Device& device : client_->devices()) {
-    if (handle == DefaultMemoryPool(device.wire)) {
-      *wire = handle.bits;
-      return true;
-    }
+  const std::vector<interposer::Device>& devices = client_->devices();
+  if (handle.id() >= devices.size() || handle != DefaultMemoryPool(handle.id())) {
+    return Refuse(CUDA_ERROR_INVALID_VALUE);
   }
-  return Refuse(CUDA_ERROR_INVALID_VALUE);
+  int32_t device = 0;
+  if (!Device(static_cast<CUdevice>(handle.id()), &device)) return false;
+  *wire = DefaultMemoryPool(static_cast<uint32_t>(device)).bits;
+  return true;
 }
 
 bool Call::DeviceRange(CUdeviceptr address, uint64_t bytes) {
   if (bytes == 0) nothing_ = true;
-  return bytes == 0 || session_->plan.DeviceRange(address, bytes) ||
-         Refuse(CUDA_ERROR_INVALID_VALUE);
+  ContextRecord* owner = nullptr;
+  return bytes == 0 || (objects_->plan.DeviceRange(address, bytes, session_->index(), &owner)
+                            ? Bind(owner, CUDA_ERROR_INVALID_VALUE)
+                            : Refuse(CUDA_ERROR_INVALID_VALUE));
 }
 
 bool Call::DeviceRange2D(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height) {
@@ -207,7 +288,7 @@ bool Call::Fits(const OutgoingCall& call) {
 // A fault in a kernel spoils its context: later calls fail with it without asking the server.
 CUresult Call::Noted(CUresult result) {
   if (__builtin_expect(IsSticky(result), false)) {
-    ContextRecord* const context = stream_ != nullptr ? stream_->context : context_;
+    ContextRecord* const context = stream_ != nullptr ? stream_->context : target_;
     if (context != nullptr) context->sticky = result;
   }
   return result;
@@ -226,13 +307,12 @@ CUresult Call::Noted(CUresult result) {
 // memory that an asynchronous download before it fills. With such a download under way it is a
 // call.
 
-bool Call::DownloadsDone() const {
-  ContextRecord& context = *context_;
+bool Call::DownloadsDone(ContextRecord& context) const {
   const uint64_t posted = context.downloads_posted.load(std::memory_order_acquire);
   if (context.downloads_done.load(std::memory_order_relaxed) == posted) return true;
   if (context.legacy.downloading() || context.orphans != context.orphans_done) return false;
   bool done = true;
-  session_->streams.ForEach([&](const StreamRecord& stream) {
+  objects_->streams.ForEach([&](const StreamRecord& stream) {
     if (stream.context == &context && (stream.flags & CU_STREAM_NON_BLOCKING) == 0 &&
         stream.downloading()) {
       done = false;
@@ -251,15 +331,15 @@ void Call::DownloadPosted() {
 }
 
 bool Call::MayPostUpload() const {
-  const ContextRecord& context = *context_;
-  if (stream_ != &context.legacy || !DownloadsDone()) return false;
+  ContextRecord& context = *context_;
+  if (stream_ != &context.legacy || !DownloadsDone(context)) return false;
   if (context.non_blocking_streams.load(std::memory_order_relaxed) == 0) return true;
   if (context.legacy.finished.load(std::memory_order_relaxed) <
       context.others_posted.load(std::memory_order_relaxed)) {
     return false;
   }
   bool idle = true;
-  session_->streams.ForEach([&](const StreamRecord& stream) {
+  objects_->streams.ForEach([&](const StreamRecord& stream) {
     if (stream.context == &context && (stream.flags & CU_STREAM_NON_BLOCKING) == 0 &&
         stream.finished.load() < stream.issued.load()) {
       idle = false;
@@ -301,7 +381,7 @@ CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
   }
   OutgoingCall call;
   call.function = function;
-  call.context = context_ == nullptr ? 0 : context_->handle.bits;
+  call.context = WireContext();
   call.thread = thread_->index;
   call.cost = stream_ == nullptr ? 0 : cost;
   call.command = command;
@@ -314,9 +394,9 @@ CUresult Call::PostBytes(uint32_t function, const void* command, size_t bytes,
   const CUresult result = session_->Post(call, stream_);
   issued_ = call.issued;
   // (A synchronous upload overtakes nobody: it is noted by itself.)
-  if (function_ != Function::kCuMemcpyHtoD && call.cost != 0 && context_ != nullptr &&
-      stream_ == &context_->legacy) {
-    context_->others_posted.store(issued_, std::memory_order_relaxed);
+  if (function_ != Function::kCuMemcpyHtoD && call.cost != 0 &&
+      stream_ == &stream_->context->legacy) {
+    stream_->context->others_posted.store(issued_, std::memory_order_relaxed);
   }
   return Noted(result);
 }
@@ -326,7 +406,7 @@ CUresult Call::Exchange(uint32_t function, const void* command, size_t bytes,
                         ReplyWaiter* waiter) {
   OutgoingCall call;
   call.function = function;
-  call.context = context_ == nullptr ? 0 : context_->handle.bits;
+  call.context = WireContext();
   call.thread = thread_->index;
   call.command = command;
   call.command_bytes = bytes;

@@ -12,6 +12,10 @@
 //
 // Everything between Call and return runs on the application's thread; Post takes no lock but the
 // call stream's and makes no system call.
+//
+// With several servers a call goes to one of them: that of the current context, unless a device, a
+// stream or another object that the program names belongs elsewhere. Objects of two servers in one
+// call are refused, but for the few functions that have a way (cuda/copy_across.cc, cuda/event.cc).
 #pragma once
 
 #include <cuda.h>
@@ -36,6 +40,9 @@ struct StreamRecord;
 struct ThreadState;
 struct OutgoingCall;
 class PieceServer;
+struct FunctionRecord;
+struct ModuleRecord;
+struct Objects;
 struct ReplyWaiter;
 
 class Call {
@@ -48,6 +55,8 @@ class Call {
   };
   // Counts the call under this function's name.
   Call(Function function, Need need);
+  // A part of another call, to be done in this context, or for null at the session's server.
+  Call(const Call& origin, Session& session, ContextRecord* context);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -61,7 +70,8 @@ class Call {
   }
 
   Client& client() const { return *client_; }
-  Session& session() const { return *session_; }        // with kContext, or after Device()
+  Session& session() const { return *session_; }  // where it goes, as far as that is known
+  Objects& objects() const { return *objects_; }
   ContextRecord& context() const { return *context_; }  // with kContext
   ThreadState& thread() const { return *thread_; }      // once ready
   StreamRecord* stream() const { return stream_; }      // the one given to Stream()
@@ -80,9 +90,18 @@ class Call {
   bool Event(CUevent event, uint64_t* wire);  // INVALID_HANDLE
   bool Module(CUmodule module, uint64_t* wire);
   bool FunctionOrKernel(CUfunction function, uint64_t* wire);
+  // These two, and kernels above, load the library at this call's server where it is not yet.
   bool Library(CUlibrary library, uint64_t* wire);
   bool Kernel(CUkernel kernel, uint64_t* wire);
   bool MemoryPool(CUmemoryPool pool, uint64_t* wire);
+  // The records behind them, as they are at this call's server; null after Refuse. A kernel does as
+  // a function everywhere.
+  FunctionRecord* FindFunction(CUfunction function);
+  FunctionRecord* FindKernel(CUkernel kernel);
+  ModuleRecord* FindLibrary(CUlibrary library);
+  // The call concerns this context; refused with `error` if it goes to another server already.
+  bool Bind(ContextRecord* context, CUresult error);
+
   // [address, address + bytes) lies in one live device allocation: INVALID_VALUE otherwise. Zero
   // bytes are fine anywhere; a Post after that has nothing to do and sends nothing.
   bool DeviceRange(CUdeviceptr address, uint64_t bytes);
@@ -134,9 +153,14 @@ class Call {
                       std::span<std::byte> target);
 
   // No asynchronous download of the context is under way on a stream that others wait for.
-  bool DownloadsDone() const;
+  bool DownloadsDone(ContextRecord& context) const;
 
  private:
+  // The library or kernel as it is at this call's server; null after Refuse. (cuda/library.cc)
+  ModuleRecord* LibraryHere(ModuleRecord& library);
+  FunctionRecord* KernelHere(FunctionRecord& kernel);
+  bool GoTo(Session& session, ContextRecord* context);
+  uint64_t WireContext() const;
   bool EventFits();
   CUresult Exchange(uint32_t function, const void* command, size_t bytes,
                     std::span<const std::span<const std::byte>> sections, uint32_t cost,
@@ -148,8 +172,11 @@ class Call {
   const Function function_;
   CUresult result_ = CUDA_SUCCESS;
   Client* client_ = nullptr;
+  Objects* objects_ = nullptr;
   Session* session_ = nullptr;
   ContextRecord* context_ = nullptr;  // the current one, if it is alive
+  ContextRecord* target_ = nullptr;   // the one that the server makes current; null for none
+  bool bound_ = false;                // something that the program named decides the session
   ThreadState* thread_ = nullptr;
   const EventRecord* event_ = nullptr;  // from Event(), which comes before Stream()
   StreamRecord* stream_ = nullptr;      // from Stream(), for the window

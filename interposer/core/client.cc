@@ -10,14 +10,12 @@
 #include "common/env.h"
 #include "common/log.h"
 #include "interop/export_tables.h"
-#include "interposer/core/connect.h"
+#include "interposer/core/acquire.h"
 
 namespace penstock::interposer {
 namespace {
 
 constinit std::mutex g_initialise_mutex;
-// Of the connection that a forked child must let go of; null when there is none.
-void (*g_abandon)(transport::Connection&) = nullptr;
 
 std::optional<std::string> OptionalEnv(const char* name) {
   const char* value = getenv(name);
@@ -35,15 +33,34 @@ ClientOptions ClientOptionsFromEnvironment() {
   return options;
 }
 
-SessionOptions SessionOptionsFromEnvironment(const std::string& server) {
+SessionOptions SessionOptionsFromEnvironment() {
   SessionOptions options;
-  options.server = server;
   options.synchronous = EnvFlag("PENSTOCK_SYNC") || EnvListContains("PENSTOCK_DISABLE", "post");
   options.inline_copies = !EnvListContains("PENSTOCK_DISABLE", "inline");
   options.staging = !EnvListContains("PENSTOCK_DISABLE", "staging");
   options.window = !EnvListContains("PENSTOCK_DISABLE", "window");
   options.reserve_addresses = !EnvListContains("PENSTOCK_DISABLE", "reserve");
   return options;
+}
+
+std::vector<std::unique_ptr<Session>> MakeSessions(std::vector<Connected> acquired) {
+  const SessionOptions common = SessionOptionsFromEnvironment();
+  auto objects = std::make_shared<Objects>(common.reserve_addresses);
+  std::vector<std::unique_ptr<Session>> sessions;
+  for (Connected& connected : acquired) {
+    SessionOptions options = common;
+    options.server = connected.server;
+    options.index = static_cast<uint32_t>(sessions.size());
+    options.host_functions = connected.host_functions;
+    options.bounce = connected.bounce;
+    options.volumes = connected.volumes;
+    options.abandon = connected.abandon;
+    sessions.push_back(std::make_unique<Session>(std::move(connected.connection),
+                                                 std::move(connected.welcome), std::move(options),
+                                                 objects));
+    sessions.back()->counters().hello_round_trips = connected.round_trips;
+  }
+  return sessions;
 }
 
 CUresult InitError(const Error& error) {
@@ -64,7 +81,9 @@ CUresult InitError(const Error& error) {
 const char* Advice(Code code) {
   switch (code) {
     case Code::kInvalidArgument:
-      return "Set PENSTOCK_SERVER to HOST:PORT of a penstockd.";
+      return "Set PENSTOCK_SERVER to HOST:PORT of a penstockd, write a pool file, or start the "
+             "program with "
+             "'penstock run'.";
     case Code::kUnauthenticated:
       return "Give both sides the same key file (here with PENSTOCK_KEY_FILE or penstock run "
              "--key).";
@@ -83,87 +102,86 @@ const char* Advice(Code code) {
 // What PENSTOCK_WHEN_FULL says when every slot is taken: `error` (the default), cuInit fails and
 // the program may go on without a GPU; `wait`, until one is free; `exit`, for `penstock run`: the
 // program ends with EX_TEMPFAIL, so that a batch system tries again.
-Result<Connected> ConnectWhenFree(const ConnectOptions& options) {
+Result<std::vector<Connected>> AcquireWhenFree(const Pool& pool) {
   constexpr useconds_t kShortestUs = 100'000, kLongestUs = 2'000'000;
   const std::string when_full = EnvString("PENSTOCK_WHEN_FULL");
-  Result<Connected> connected = Connect(options);
-  useconds_t pause = kShortestUs;
-  while (!connected && connected.error().code == Code::kResourceExhausted && when_full == "wait") {
+  Result<std::vector<Connected>> acquired = Acquire(pool);
+  const auto full = [&] { return !acquired && acquired.error().code == Code::kResourceExhausted; };
+  for (useconds_t pause = kShortestUs; full() && when_full == "wait";
+       pause = std::min(pause * 2, kLongestUs)) {
     if (pause == kShortestUs) {
-      LOG_WARNING("session", "Waiting for a GPU of the server (%s): %s", options.server.c_str(),
-                  connected.error().message.c_str());
+      LOG_WARNING("session", "Waiting for a GPU (%s): %s", pool.source.c_str(),
+                  acquired.error().message.c_str());
     }
     usleep(pause);
-    pause = std::min(pause * 2, kLongestUs);
-    connected = Connect(options);
+    acquired = Acquire(pool);
   }
-  if (!connected && connected.error().code == Code::kResourceExhausted && when_full == "exit") {
+  if (full() && when_full == "exit") {
     LOG_ERROR("session", "The program ends with status %d: %s %s", EX_TEMPFAIL,
-              connected.error().message.c_str(), Advice(Code::kResourceExhausted));
+              acquired.error().message.c_str(), Advice(Code::kResourceExhausted));
     fflush(nullptr);
     _exit(EX_TEMPFAIL);
   }
-  return connected;
+  return acquired;
+}
+
+// The devices of all sessions, one after the other.
+std::vector<Device> Offered(const std::vector<std::unique_ptr<Session>>& sessions) {
+  std::vector<Device> devices;
+  for (const auto& session : sessions) {
+    for (const DeviceInfo& info : session->offered_devices()) {
+      if (devices.size() == kMaxDevices) return devices;
+      const auto wire = static_cast<uint32_t>(&info - session->offered_devices().data());
+      devices.push_back({session.get(), wire, info});
+    }
+  }
+  MakeDistinct(&devices);
+  return devices;
 }
 
 }  // namespace
 
 constinit std::atomic<Client*> Client::current_{nullptr};
 
-Client::Client(std::unique_ptr<Session> session, ClientOptions options)
-    : session_(std::move(session)),
+Client::Client(std::vector<std::unique_ptr<Session>> sessions, ClientOptions options)
+    : sessions_(std::move(sessions)),
+      objects_(sessions_.front()->shared_objects()),
       options_(std::move(options)),
-      devices_(VisibleDevices(session_->offered_devices(), options_.visible_devices,
-                              options_.device_order)) {
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    session_->primary_contexts[devices_[i].wire].device = static_cast<uint32_t>(i);
+      devices_(
+          VisibleDevices(Offered(sessions_), options_.visible_devices, options_.device_order)) {
+  for (uint32_t i = 0; i < devices_.size(); ++i) {
+    ContextRecord& primary = devices_[i].session->primary_contexts[devices_[i].wire];
+    primary.device = i;
+    primary.handle = PrimaryContext(i);
+    primary.id = primary.legacy.id = i + 1;
   }
 }
 
 CUresult Client::Initialise() {
   std::lock_guard lock(g_initialise_mutex);
-  if (Client* client = Get(); client != nullptr) return client->session().state();
-  ConnectOptions connect;
-  connect.server = EnvString("PENSTOCK_SERVER");
-  connect.key_file = EnvString("PENSTOCK_KEY_FILE");
-  connect.gpus = static_cast<uint32_t>(EnvInteger("PENSTOCK_GPUS", 0));
-  if (connect.server.empty()) {
-    LOG_ERROR("session",
-              "No GPU server is named: PENSTOCK_SERVER is not set. Set it to HOST:PORT of a "
-              "penstockd, or start the program with 'penstock run'.");
-    return CUDA_ERROR_NO_DEVICE;
+  if (Client* client = Get(); client != nullptr) return client->state();
+  Result<Pool> pool = PoolFromEnvironment();
+  if (!pool) {
+    LOG_ERROR("session", "Cannot open a session: %s %s", pool.error().message.c_str(),
+              Advice(pool.error().code));
+    return InitError(pool.error());
   }
-  Result<PathOptions> path = PathOptionsFromEnvironment();
-  if (!path) {
-    LOG_ERROR("session", "Cannot open a session: %s", path.error().message.c_str());
-    return InitError(path.error());
+  Result<std::vector<Connected>> acquired = AcquireWhenFree(*pool);
+  if (!acquired) {
+    const char* const advice = Advice(acquired.error().code);
+    LOG_ERROR("session", "Cannot open a session with the server (%s): %s%s%s", pool->source.c_str(),
+              acquired.error().message.c_str(), *advice == '\0' ? "" : " ", advice);
+    return InitError(acquired.error());
   }
-  connect.path = std::move(*path);
-  Result<Connected> connected = ConnectWhenFree(connect);
-  if (!connected) {
-    const char* const advice = Advice(connected.error().code);
-    LOG_ERROR("session", "Cannot open a session with the server (PENSTOCK_SERVER=%s): %s%s%s",
-              connect.server.c_str(), connected.error().message.c_str(), *advice == '\0' ? "" : " ",
-              advice);
-    return InitError(connected.error());
-  }
-  SessionOptions session_options = SessionOptionsFromEnvironment(connect.server);
-  session_options.host_functions = connected->host_functions;
-  session_options.bounce = connected->bounce;
-  session_options.volumes = connected->volumes;
-  auto session = std::make_unique<Session>(
-      std::move(connected->connection), std::move(connected->welcome), std::move(session_options));
-  session->counters().hello_round_trips = connected->round_trips;
-  auto client = std::make_unique<Client>(std::move(session), ClientOptionsFromEnvironment());
+  auto client =
+      std::make_unique<Client>(MakeSessions(std::move(*acquired)), ClientOptionsFromEnvironment());
   if (client->devices().empty()) {
     if (client->session().offered_devices().empty()) {
-      LOG_ERROR("session", "The server (PENSTOCK_SERVER=%s) offers no device.",
-                connect.server.c_str());
+      LOG_ERROR("session", "The server (%s) offers no device.", pool->source.c_str());
     }
-    client->session().End();
+    for (const auto& session : client->sessions()) session->End();
     return CUDA_ERROR_NO_DEVICE;
   }
-  g_abandon = connected->abandon;
   Install(std::move(client));
   return CUDA_SUCCESS;
 }
@@ -175,8 +193,7 @@ void Client::Install(std::unique_ptr<Client> client) {
       // was made for this.
       Client* const parents = current_.exchange(nullptr);
       if (parents == nullptr) return;
-      if (g_abandon != nullptr) g_abandon(parents->session().connection());
-      g_abandon = nullptr;
+      for (const auto& session : parents->sessions()) session->AbandonAfterFork();
       new (&g_initialise_mutex) std::mutex;
       ForgetThreadStates();
       ForgetStatistics();
@@ -191,17 +208,19 @@ void Client::Install(std::unique_ptr<Client> client) {
 void Client::Finish() {
   Client* const client = Get();
   if (client == nullptr) return;
-  Session& session = client->session();
-  session.End();
-  if (!client->options_.statistics_file.empty()) {
-    transport::Counters counters = session.connection().counters();
-    if (!session.connection().caps().sees_bulk) {
-      counters.bulk_bytes_sent = session.counters().bulk_sent;
-      counters.bulk_bytes_received = session.counters().bulk_received;
-    }
-    WriteStatistics(client->options_.statistics_file, session.connection().caps().name, counters,
-                    session.counters());
+  for (const auto& session : client->sessions_) session->End();
+  if (client->options_.statistics_file.empty()) return;
+  SessionTotals totals;
+  for (const auto& session : client->sessions_)
+    totals.Add(session->connection(), session->counters());
+  WriteStatistics(client->options_.statistics_file, totals);
+}
+
+CUresult Client::state() const {
+  for (const auto& session : sessions_) {
+    if (session->state() == CUDA_SUCCESS) return CUDA_SUCCESS;
   }
+  return sessions_.front()->state();
 }
 
 const Device* Client::FindDevice(CUdevice ordinal) const {
@@ -209,76 +228,91 @@ const Device* Client::FindDevice(CUdevice ordinal) const {
   return &devices_[ordinal];
 }
 
-CUdevice Client::OrdinalOf(uint32_t wire) const {
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    if (devices_[i].wire == wire) return static_cast<CUdevice>(i);
-  }
-  return -1;
+ContextRecord* Client::FindContext(Handle handle) {
+  if (!IsPrimaryContext(handle)) return objects_->contexts.Find(handle);
+  if (handle.id() >= devices_.size()) return nullptr;
+  const Device& device = devices_[handle.id()];
+  return &device.session->primary_contexts[device.wire];
 }
 
 int Client::driver_version() const {
-  return std::min(kDriverVersion, static_cast<int>(session_->server().driver_version));
+  int least = kDriverVersion;
+  for (const auto& session : sessions_) {
+    least = std::min(least, static_cast<int>(session->server().driver_version));
+  }
+  return least;
 }
 
 StreamRecord* Client::PerThreadStream(ThreadState& thread, ContextRecord& context) {
   for (auto place = thread.streams.begin(); place != thread.streams.end(); ++place) {
     if (place->context != context.handle) continue;
-    if (StreamRecord* stream = session_->streams.Find(place->stream)) return stream;
+    if (StreamRecord* stream = objects_->streams.Find(place->stream)) return stream;
     thread.streams.erase(place);  // the context was reset meanwhile
     break;
   }
-  StreamRecord* const stream = session_->streams.Mint([&](StreamRecord& record, Handle handle) {
+  StreamRecord* const stream = MakeStream(thread, context, CU_STREAM_DEFAULT);
+  if (stream != nullptr) thread.streams.push_back({context.handle, stream->handle});
+  return stream;
+}
+
+StreamRecord* Client::MakeStream(ThreadState& thread, ContextRecord& context, unsigned flags) {
+  StreamRecord* const stream = objects_->streams.Mint([&](StreamRecord& record, Handle handle) {
     record.context = &context;
+    record.flags = flags;
     record.id = handle.id() + kMaxDevices;
   });
   if (stream == nullptr) return nullptr;
   commands::CuStreamCreateWithPriority command{};
   command.phStream = stream->handle.bits;
+  command.flags = flags;
   OutgoingCall call;
   call.function = commands::CuStreamCreateWithPriority::kFunction;
-  call.context = context.handle.bits;
+  call.context = context.wire.bits;
   call.thread = thread.index;
   call.command = &command;
   call.command_bytes = sizeof command;
-  if (session_->Post(call, nullptr) != CUDA_SUCCESS) return nullptr;
-  thread.streams.push_back({context.handle, stream->handle});
-  return stream;
+  if (context.session->Post(call, nullptr) == CUDA_SUCCESS) return stream;
+  objects_->streams.Remove(stream->handle);
+  return nullptr;
+}
+
+void Client::DropStream(ThreadState& thread, StreamRecord& stream) {
+  const ContextRecord& context = *stream.context;
+  commands::CuStreamDestroy command{};
+  command.hStream = stream.handle.bits;
+  OutgoingCall call;
+  call.function = commands::CuStreamDestroy::kFunction;
+  call.context = context.wire.bits;
+  call.thread = thread.index;
+  call.command = &command;
+  call.command_bytes = sizeof command;
+  objects_->plan.OrphanUses(stream);
+  objects_->streams.Remove(stream.handle);
+  context.session->Post(call, nullptr);
 }
 
 void Client::OnThreadExit(ThreadState& thread) {
   Client* const client = Get();
   if (client == nullptr) return;
-  Session& session = client->session();
   for (const ThreadState::PerThreadStream& owned : thread.streams) {
-    StreamRecord* const stream = session.streams.Find(owned.stream);
-    if (stream == nullptr) continue;
-    commands::CuStreamDestroy command{};
-    command.hStream = owned.stream.bits;
-    OutgoingCall call;
-    call.function = commands::CuStreamDestroy::kFunction;
-    call.context = owned.context.bits;
-    call.thread = thread.index;
-    call.command = &command;
-    call.command_bytes = sizeof command;
-    session.plan.OrphanUses(*stream);
-    session.streams.Remove(owned.stream);
-    session.Post(call, nullptr);
+    StreamRecord* const stream = client->objects().streams.Find(owned.stream);
+    if (stream != nullptr) client->DropStream(thread, *stream);
   }
 }
 
 void Client::DropContext(ContextRecord& context) {
   const auto lives_here = [&](const auto& record) { return record.context == &context; };
-  session_->streams.RemoveIf(lives_here);
-  session_->events.RemoveIf(lives_here);
-  session_->modules.RemoveIf(lives_here);
-  session_->functions.RemoveIf(lives_here);
-  session_->libraries.ForEach([&](ModuleRecord& library) {
+  objects_->streams.RemoveIf(lives_here);
+  objects_->events.RemoveIf(lives_here);
+  objects_->modules.RemoveIf(lives_here);
+  objects_->functions.RemoveIf(lives_here);
+  objects_->libraries.ForEach([&](ModuleRecord& library) {
     std::lock_guard lock(library.mutex);
     std::erase_if(library.globals,
                   [&](const auto& entry) { return entry.first.first == &context; });
   });
-  session_->plan.DropContext(&context);
-  session_->host_functions().DropContext(context);
+  objects_->plan.DropContext(&context);
+  context.session->host_functions().DropContext(context);
   interop::DropContext(reinterpret_cast<CUcontext>(context.handle.bits));
 }
 

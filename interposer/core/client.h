@@ -1,9 +1,10 @@
 // The process-wide client: what cuInit builds from the environment, and the one global that the
 // exported functions need.
 //
-//   PENSTOCK_SERVER=HOST:PORT   the server; without it there is no device
-//   PENSTOCK_KEY_FILE=FILE      the key, if the server asks for one
-//   PENSTOCK_GPUS=N             how many devices to ask for; 0 for all (default: all)
+//   PENSTOCK_SERVER=HOST:PORT[,...]   the servers; without it a pool file names them (acquire.h)
+//   PENSTOCK_CONFIG=FILE        the pool file (config/pool_file.h has the places without it)
+//   PENSTOCK_KEY_FILE=FILE      the key, if the servers ask for one
+//   PENSTOCK_GPUS=N             how many devices to ask for, or all (default: 1)
 //   PENSTOCK_TRANSPORT=auto|shm|rdma|tcp   transport/choice.h; default auto
 //   PENSTOCK_RDMA_RAILS=LOCAL[,LOCAL...]   local addresses of the rails; default: the routes decide
 //   PENSTOCK_RDMA_TIMEOUT=MS    how long an RDMA connection may take to make; default 5000
@@ -50,7 +51,8 @@ struct ClientOptions {
 
 class Client {
  public:
-  Client(std::unique_ptr<Session> session, ClientOptions options);
+  // Sessions number i has index i, and all share their Objects. At least one.
+  Client(std::vector<std::unique_ptr<Session>> sessions, ClientOptions options);
 
   // Null before cuInit.
   static Client* Get() { return current_.load(std::memory_order_acquire); }
@@ -61,18 +63,28 @@ class Client {
   // At the end of the process: goodbye and statistics. Calls fail from then on.
   static void Finish();
 
-  Session& session() { return *session_; }
+  Objects& objects() { return *objects_; }
+  const std::vector<std::unique_ptr<Session>>& sessions() const { return sessions_; }
+  // CUDA_SUCCESS while any session lives.
+  CUresult state() const;
+  // Where calls go that name no device: the first.
+  Session& session() { return *sessions_.front(); }
   const ClientOptions& options() const { return options_; }
   const std::vector<Device>& devices() const { return devices_; }
   // Null for a number that is none.
   const Device* FindDevice(CUdevice ordinal) const;
-  // By the number at the server. Contexts are only made on visible devices.
-  CUdevice OrdinalOf(uint32_t wire) const;
-  int driver_version() const;
+  // As the program names it; null if there is none. A primary one is found whether it is active or
+  // not.
+  ContextRecord* FindContext(Handle handle);
+  int driver_version() const;  // the least of the servers' and ours
 
   // The stream that CU_STREAM_PER_THREAD names: made on first use, one-way. Null when handles have
   // run out or the session has ended.
   StreamRecord* PerThreadStream(ThreadState& thread, ContextRecord& context);
+
+  // One of the library's own, one-way; null as above. And gone again.
+  StreamRecord* MakeStream(ThreadState& thread, ContextRecord& context, unsigned flags);
+  void DropStream(ThreadState& thread, StreamRecord& stream);
 
   // Guards retains and activity of primary contexts.
   std::mutex& contexts_mutex() { return contexts_mutex_; }
@@ -83,7 +95,8 @@ class Client {
   static void OnThreadExit(ThreadState& thread);
 
   static std::atomic<Client*> current_;
-  const std::unique_ptr<Session> session_;
+  const std::vector<std::unique_ptr<Session>> sessions_;
+  const std::shared_ptr<Objects> objects_;
   const ClientOptions options_;
   const std::vector<Device> devices_;
   std::mutex contexts_mutex_;

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -63,38 +62,13 @@ void WarnOfTcp(const std::string& server, Path wanted, const std::string& why) {
               PathName(wanted));
 }
 
-}  // namespace
-
-Result<Endpoint> ParseEndpoint(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  const auto fail = [&] {
-    return Fail(Code::kInvalidArgument, "The server (" + text + ") is not of the form HOST:PORT.");
-  };
-  if (colon == std::string::npos || colon == 0) return fail();
-  Endpoint endpoint;
-  endpoint.host = text.substr(0, colon);
-  if (endpoint.host.front() == '[') {
-    if (endpoint.host.back() != ']' || endpoint.host.size() < 3) return fail();
-    endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
-  } else if (endpoint.host.find(':') != std::string::npos) {
-    return fail();
-  }
-  const char* const first = text.data() + colon + 1;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(first, last, endpoint.port);
-  if (error != std::errc() || end != last || endpoint.port == 0) return fail();
-  return endpoint;
-}
-
-namespace {
-
 struct Attempt {
   Connected connected;
   bool begin_again = false;  // over tcp from the start
 };
 
 Result<Attempt> TryToConnect(const ConnectOptions& options) {
-  ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(options.server));
+  ASSIGN_OR_RETURN(const config::Endpoint endpoint, config::ParseEndpoint(options.server));
   Key key;
   if (!options.key_file.empty()) {
     Result<Key> read = ReadKeyFile(options.key_file);
@@ -110,6 +84,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
 
   ClientHello hello = MakeHello(options);
   hello.features |= kFeatureHostFunctions | kFeatureBounce | kFeatureVolumes;
+  if (options.fewer) hello.features |= kFeatureFewer;
   if (local.verbs != nullptr) hello.features |= kFeatureRdma;
   if (WantsShm(options.path, control)) hello.features |= kFeatureShm;
   RETURN_IF_ERROR(FillRandom(hello.nonce));
@@ -173,6 +148,7 @@ Result<Attempt> TryToConnect(const ConnectOptions& options) {
     return tl::unexpected<Error>(Refused(bulk_welcome.refusal, bulk_welcome.text));
   }
 
+  connected.server = options.server;
   connected.round_trips = 3;
   connected.host_functions = (challenge.features & kFeatureHostFunctions) != 0;
   connected.bounce = (challenge.features & kFeatureBounce) != 0;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/result.h"
+#include "config/pool_file.h"
 #include "interposer/core/path.h"
 #include "protocol/hello.h"
 #include "transport/transport.h"
@@ -16,10 +17,12 @@ struct ConnectOptions {
   std::string server;    // HOST:PORT
   std::string key_file;  // empty for none
   uint32_t gpus = 1;     // 0 for all
+  bool fewer = false;    // takes what is free of them rather than nothing
   PathOptions path;
 };
 
 struct Connected {
+  std::string server;  // HOST:PORT
   std::unique_ptr<transport::Connection> connection;
   ParsedWelcome welcome;
   uint64_t round_trips = 0;
@@ -32,12 +35,5 @@ struct Connected {
 
 // The error's code tells trouble on the way (kUnavailable, kTimeout, kSystem) from a refusal.
 Result<Connected> Connect(const ConnectOptions& options);
-
-struct Endpoint {
-  std::string host;
-  uint16_t port = 0;
-};
-// "host:port", "192.0.2.1:4711", "[2001:db8::1]:4711".
-Result<Endpoint> ParseEndpoint(const std::string& text);
 
 }  // namespace penstock::interposer

@@ -8,6 +8,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string_view>
 #include <tuple>
 
@@ -80,6 +81,14 @@ constexpr Override kOverrides[] = {
     {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1},
 };
 
+using PciAddress = std::tuple<int32_t, int32_t, int32_t>;
+
+PciAddress PciAddressOf(const Device& device) {
+  const int32_t* const attributes = device.info.attributes;
+  return {attributes[CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID], attributes[CU_DEVICE_ATTRIBUTE_PCI_BUS_ID],
+          attributes[CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID]};
+}
+
 // The place in `devices` that an entry of CUDA_VISIBLE_DEVICES names, or -1.
 int FindEntry(const std::vector<Device>& devices, std::string_view entry) {
   while (!entry.empty() && isspace(static_cast<unsigned char>(entry.front()))) {
@@ -136,22 +145,24 @@ int Device::AttributeOr(int attribute, int fallback) const {
   return Attribute(attribute, &value) == CUDA_SUCCESS ? value : fallback;
 }
 
-std::vector<Device> VisibleDevices(const std::vector<DeviceInfo>& offered,
+void MakeDistinct(std::vector<Device>* devices) {
+  std::set<PciAddress> addresses;
+  std::set<std::string> uuids;
+  for (Device& device : *devices) {
+    int32_t& domain = device.info.attributes[CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID];
+    while (!addresses.insert(PciAddressOf(device)).second) ++domain;
+    device.info.attribute_known[CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID] = 1;
+    while (!uuids.insert(UuidText(device.info)).second) ++device.info.uuid[15];
+  }
+}
+
+std::vector<Device> VisibleDevices(std::vector<Device> devices,
                                    const std::optional<std::string>& visible,
                                    const std::string& order) {
-  std::vector<Device> devices;
-  for (size_t i = 0; i < offered.size(); ++i) {
-    devices.push_back({static_cast<uint32_t>(i), offered[i]});
-  }
   if (order == "PCI_BUS_ID") {
-    const auto address = [](const Device& device) {
-      const int32_t* attributes = device.info.attributes;
-      return std::make_tuple(attributes[CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID],
-                             attributes[CU_DEVICE_ATTRIBUTE_PCI_BUS_ID],
-                             attributes[CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID]);
-    };
-    std::stable_sort(devices.begin(), devices.end(),
-                     [&](const Device& a, const Device& b) { return address(a) < address(b); });
+    std::stable_sort(devices.begin(), devices.end(), [](const Device& a, const Device& b) {
+      return PciAddressOf(a) < PciAddressOf(b);
+    });
   }
   if (!visible.has_value()) return devices;
   std::vector<Device> chosen;

@@ -5,9 +5,11 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -17,7 +19,13 @@
 
 namespace penstock::interposer {
 
+// Servers that one program uses at once.
+inline constexpr uint32_t kMaxServers = 64;
+
 struct ContextRecord;
+struct FunctionRecord;
+struct KeptImage;
+class Session;
 
 // Streams count the cost of what was sent and of what the server has seen to finish; the difference
 // is bounded by the stream's window.
@@ -50,8 +58,11 @@ struct StreamRecord {
 };
 
 struct ContextRecord {
-  Handle handle;
-  uint32_t device = 0;  // ordinal
+  Handle handle;               // as the program knows it
+  Handle wire;                 // as its server knows it: another one for primary contexts
+  Session* session = nullptr;  // where it lives
+  uint32_t server = 0;         // the session's index
+  uint32_t device = 0;         // ordinal
   bool primary = false;
   uint64_t id = 0;
   uint32_t api_version = 0;
@@ -76,6 +87,9 @@ struct ContextRecord {
   StreamRecord legacy;  // the stream that a null handle names
 
   void Reset() {
+    wire = Handle{};
+    session = nullptr;
+    server = 0;
     device = 0;
     primary = false;
     id = 0;
@@ -114,14 +128,21 @@ struct FunctionRecord {
   Handle handle;
   Handle owner;
   ContextRecord* context = nullptr;  // null for kernels, which belong to none
+  uint32_t server = 0;               // whose function it is: a session's index
   std::string name;
   FunctionInfo info{};
   std::vector<KernelParameter> parameters;
   std::atomic<int> cache_config{0};
+  // A kernel as other servers have it, once it was used there. Null while there is none.
+  using Elsewhere = std::array<std::atomic<FunctionRecord*>, kMaxServers>;
+  std::atomic<Elsewhere*> elsewhere{nullptr};
 
+  ~FunctionRecord() { delete elsewhere.load(); }
   void Reset() {
+    delete elsewhere.exchange(nullptr);
     owner = Handle{};
     context = nullptr;
+    server = 0;
     name.clear();
     info = FunctionInfo{};
     parameters.clear();
@@ -138,13 +159,21 @@ struct GlobalVariable {
 struct ModuleRecord {
   Handle handle;
   ContextRecord* context = nullptr;  // null for libraries
+  uint32_t server = 0;               // where it is loaded: a session's index
   std::mutex mutex;                  // guards the maps
-  std::map<std::string, Handle, std::less<>> functions;
+  std::map<std::string, FunctionRecord*, std::less<>> functions;
   // Libraries have one instance of a variable per context.
   std::map<std::pair<ContextRecord*, std::string>, GlobalVariable> globals;
+  // Of a library where there are several servers: what to load elsewhere, and where it is loaded.
+  std::mutex loading;  // guards both, and is held while it is loaded
+  std::shared_ptr<KeptImage> kept;
+  std::map<uint32_t, ModuleRecord*> elsewhere;  // by the session's index
 
   void Reset() {
+    kept.reset();
+    elsewhere.clear();
     context = nullptr;
+    server = 0;
     functions.clear();
     globals.clear();
   }

@@ -44,8 +44,9 @@ void WriteFully(int descriptor, std::span<const std::byte> text) {
 }  // namespace
 
 Session::Session(std::unique_ptr<transport::Connection> connection, ParsedWelcome welcome,
-                 SessionOptions options)
-    : plan(options.reserve_addresses),
+                 SessionOptions options, std::shared_ptr<Objects> objects)
+    : objects_(objects != nullptr ? std::move(objects)
+                                  : std::make_shared<Objects>(options.reserve_addresses)),
       connection_(std::move(connection)),
       welcome_(std::move(welcome)),
       options_(std::move(options)),
@@ -59,7 +60,9 @@ Session::Session(std::unique_ptr<transport::Connection> connection, ParsedWelcom
       host_functions_(*this) {
   for (uint32_t i = 0; i < kMaxDevices; ++i) {
     primary_contexts[i].Reset();
-    primary_contexts[i].handle = PrimaryContext(i);
+    primary_contexts[i].handle = primary_contexts[i].wire = PrimaryContext(i);
+    primary_contexts[i].session = this;
+    primary_contexts[i].server = options_.index;
     primary_contexts[i].primary = true;
     primary_contexts[i].legacy.handle = kLegacyStream;
     primary_contexts[i].legacy.context = &primary_contexts[i];
@@ -100,9 +103,10 @@ void Session::End() {
   if (tender_.joinable()) tender_.join();
 }
 
-ContextRecord* Session::FindContext(Handle handle) {
-  if (IsPrimaryContext(handle)) return &primary_contexts[handle.id()];
-  return contexts.Find(handle);
+ContextRecord* Session::FindContext(Handle wire) {
+  if (IsPrimaryContext(wire)) return &primary_contexts[wire.id()];
+  ContextRecord* const context = objects_->contexts.Find(wire);
+  return context != nullptr && context->session == this ? context : nullptr;
 }
 
 void Session::Die(const std::string& reason) {
@@ -180,7 +184,7 @@ CUresult Session::WaitForProgress(const OutgoingCall& origin, StreamRecord* stre
   const WaitStreamProgressCommand command{stream->handle.bits, value};
   OutgoingCall wait;
   wait.function = static_cast<uint32_t>(Operation::kWaitStreamProgress);
-  wait.context = stream->context->handle.bits;
+  wait.context = stream->context->wire.bits;
   wait.thread = origin.thread;
   wait.command = &command;
   wait.command_bytes = sizeof command;
@@ -285,8 +289,13 @@ bool Session::HandleFrame(std::span<const std::byte> frame) {
 
 StreamRecord* Session::FindStream(const ProgressEntry& entry) {
   if (entry.generation != 0) {
-    return entry.id >> 32 == 0 ? streams.Find(entry.generation, static_cast<uint32_t>(entry.id))
-                               : nullptr;
+    if (entry.id >> 32 != 0) return nullptr;
+    StreamRecord* const stream =
+        objects_->streams.Find(entry.generation, static_cast<uint32_t>(entry.id));
+    // Another server's streams are none of its business.
+    return stream != nullptr && stream->context != nullptr && stream->context->session == this
+               ? stream
+               : nullptr;
   }
   // A legacy stream, named by its context.
   ContextRecord* const context =

@@ -1,5 +1,5 @@
-// One connection to one server, and everything that exists there on behalf of this program:
-// streams, events, modules, functions, allocations. Posting and calling go through here.
+// One connection to one server. Posting and calling go through here; what exists there on behalf of
+// this program stands in the client's Objects, which all sessions share.
 //
 // A session dies when the connection closes, the server says goodbye or sends something that no
 // honest server sends. From then on every call returns CUDA_ERROR_DEVICE_UNAVAILABLE: the devices
@@ -17,13 +17,11 @@
 #include <string>
 #include <thread>
 
-#include "interposer/core/address_plan.h"
 #include "interposer/core/bounce.h"
 #include "interposer/core/call_stream.h"
 #include "interposer/core/host_functions.h"
+#include "interposer/core/objects.h"
 #include "interposer/core/receiver.h"
-#include "interposer/core/record_table.h"
-#include "interposer/core/records.h"
 #include "interposer/core/staging.h"
 #include "interposer/core/statistics.h"
 #include "protocol/hello.h"
@@ -33,6 +31,7 @@ namespace penstock::interposer {
 
 struct SessionOptions {
   std::string server = "the server";  // HOST:PORT, for messages
+  uint32_t index = 0;                 // among the client's sessions, below kMaxServers
   bool synchronous = false;           // PENSTOCK_SYNC: every call waits
   bool reserve_addresses = true;
   bool inline_copies = true;
@@ -41,12 +40,14 @@ struct SessionOptions {
   bool bounce = true;          // the server deals out bounce slots
   bool volumes = true;         // and copies volumes, and between contexts
   bool host_functions = true;  // the server can have the program's functions in streams
+  void (*abandon)(transport::Connection&) = nullptr;  // what a forked child does with it
 };
 
 class Session final : private ReceiverHandler {
  public:
+  // Without `objects` it has its own.
   Session(std::unique_ptr<transport::Connection> connection, ParsedWelcome welcome,
-          SessionOptions options);
+          SessionOptions options, std::shared_ptr<Objects> objects = nullptr);
   ~Session() override;
 
   const ServerInfo& server() const { return welcome_.welcome.server; }
@@ -87,21 +88,23 @@ class Session final : private ReceiverHandler {
 
   // CUDA_SUCCESS while alive, else what every call returns.
   CUresult state() const { return state_.load(std::memory_order_acquire); }
+  // In the child of a fork: lets go of the connection without ending the parent's. Touches nothing
+  // that a thread of the parent may have held.
+  void AbandonAfterFork() {
+    if (options_.abandon != nullptr) options_.abandon(*connection_);
+  }
   // Ends the session on purpose: sends what is posted, says goodbye, closes.
   void End();
 
-  RecordTable<ContextRecord> contexts{HandleKind::kContext};  // but for the primary ones
-  RecordTable<StreamRecord> streams{HandleKind::kStream};
-  RecordTable<EventRecord> events{HandleKind::kEvent};
-  RecordTable<ModuleRecord> modules{HandleKind::kModule};
-  RecordTable<ModuleRecord> libraries{HandleKind::kLibrary};
-  RecordTable<FunctionRecord> functions{HandleKind::kFunction};
-  RecordTable<FunctionRecord> kernels{HandleKind::kKernel};
-  AddressPlan plan;
+  Objects& objects() { return *objects_; }
+  const std::shared_ptr<Objects>& shared_objects() const { return objects_; }
+  // Which of the client's sessions this is: a bit in ModuleRecord::loaded and the like.
+  uint32_t index() const { return options_.index; }
   ContextRecord primary_contexts[kMaxDevices];  // by number at the server
 
-  // Null unless alive. A primary context is found whether it is active or not.
-  ContextRecord* FindContext(Handle handle);
+  // By the server's name for it, and only of this session. A primary context is found whether it is
+  // active or not.
+  ContextRecord* FindContext(Handle wire);
 
  private:
   bool OnFrame(std::span<const std::byte> frame) override;
@@ -119,6 +122,7 @@ class Session final : private ReceiverHandler {
   void Tend();  // the background thread
   void Acknowledge();
 
+  const std::shared_ptr<Objects> objects_;
   std::unique_ptr<transport::Connection> connection_;
   const ParsedWelcome welcome_;
   const SessionOptions options_;

@@ -34,11 +34,38 @@ void ForgetStatistics() {
   }
 }
 
-bool WriteStatistics(const std::string& path, const char* transport_name,
-                     const transport::Counters& transport, const SessionCounters& session) {
+void SessionTotals::Add(transport::Connection& its, const SessionCounters& session) {
+  const std::string name = its.caps().name;
+  if (("+" + transport + "+").find("+" + name + "+") == std::string::npos) {
+    transport += (transport.empty() ? "" : "+") + name;
+  }
+  ++sessions;
+  transport::Counters counters = its.counters();
+  if (!its.caps().sees_bulk) {
+    counters.bulk_bytes_sent = session.bulk_sent;
+    counters.bulk_bytes_received = session.bulk_received;
+  }
+  connection.frames_sent += counters.frames_sent;
+  connection.frames_received += counters.frames_received;
+  connection.packets_sent += counters.packets_sent;
+  connection.packets_received += counters.packets_received;
+  connection.bytes_sent += counters.bytes_sent;
+  connection.bytes_received += counters.bytes_received;
+  connection.bulk_bytes_sent += counters.bulk_bytes_sent;
+  connection.bulk_bytes_received += counters.bulk_bytes_received;
+  connection.bulk_copies += counters.bulk_copies;
+  hello_round_trips += session.hello_round_trips;
+  bulk_copies += session.bulk_copies;
+  window_waits += session.window_waits;
+  staging_waits += session.staging_waits;
+  ring_waits += session.ring_waits;
+}
+
+bool WriteStatistics(const std::string& path, const SessionTotals& totals) {
+  const transport::Counters& transport = totals.connection;
   nlohmann::ordered_json functions = nlohmann::ordered_json::object();
   uint64_t calls = 0, posted = 0, local = 0;
-  uint64_t round_trips = session.hello_round_trips + session.window_waits;
+  uint64_t round_trips = totals.hello_round_trips + totals.window_waits;
   for (uint32_t index = 0; index < kFunctionCount; ++index) {
     const FunctionCounters& counters = g_counters[index];
     const uint64_t here = counters.calls, trips = counters.round_trips, sent = counters.posted;
@@ -52,10 +79,11 @@ bool WriteStatistics(const std::string& path, const char* transport_name,
   }
   const nlohmann::ordered_json document = {
       {"pid", getpid()},
-      {"transport", transport_name},
+      {"transport", totals.transport},
+      {"sessions", totals.sessions},
       {"calls", calls},
       {"round_trips", round_trips},
-      {"handshake_round_trips", session.hello_round_trips.load()},
+      {"handshake_round_trips", totals.hello_round_trips},
       {"posted", posted},
       {"local", local},
       {"frames_sent", transport.frames_sent},
@@ -66,10 +94,10 @@ bool WriteStatistics(const std::string& path, const char* transport_name,
       {"bytes_received", transport.bytes_received + transport.bulk_bytes_received},
       {"bulk_bytes_sent", transport.bulk_bytes_sent},
       {"bulk_bytes_received", transport.bulk_bytes_received},
-      {"bulk_copies", session.bulk_copies.load() + transport.bulk_copies},
-      {"window_waits", session.window_waits.load()},
-      {"staging_waits", session.staging_waits.load()},
-      {"ring_waits", session.ring_waits.load()},
+      {"bulk_copies", totals.bulk_copies + transport.bulk_copies},
+      {"window_waits", totals.window_waits},
+      {"staging_waits", totals.staging_waits},
+      {"ring_waits", totals.ring_waits},
       {"functions", functions},
   };
   const std::string target = ExpandPid(path);

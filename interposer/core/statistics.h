@@ -27,9 +27,19 @@ struct SessionCounters {
   std::atomic<uint64_t> window_waits{0}, staging_waits{0}, ring_waits{0};
 };
 
+// The sum over a program's sessions.
+struct SessionTotals {
+  std::string transport;  // "tcp", or "tcp+rdma" where they differ
+  uint64_t sessions = 0;
+  transport::Counters connection;
+  uint64_t hello_round_trips = 0, bulk_copies = 0;
+  uint64_t window_waits = 0, staging_waits = 0, ring_waits = 0;
+
+  void Add(transport::Connection& connection, const SessionCounters& session);
+};
+
 // False, after a log line, if the file cannot be written.
-bool WriteStatistics(const std::string& path, const char* transport_name,
-                     const transport::Counters& transport, const SessionCounters& session);
+bool WriteStatistics(const std::string& path, const SessionTotals& totals);
 // In the child of a fork.
 void ForgetStatistics();
 

@@ -30,7 +30,7 @@ ContextRecord* Find(Call& call, CUcontext context) {
       return nullptr;
     }
   }
-  ContextRecord* const record = call.session().FindContext(handle);
+  ContextRecord* const record = call.client().FindContext(handle);
   if (record == nullptr) {
     call.Refuse(context == nullptr ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT);
   }
@@ -44,21 +44,24 @@ CUresult Create(Call& call, CUcontext* result, unsigned flags, CUdevice device) 
     return call.result();
   }
   if ((flags & ~kContextFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
-  Session& session = call.session();
-  ContextRecord* const context = session.contexts.Mint([&](ContextRecord& record, Handle handle) {
-    record.device = static_cast<uint32_t>(device);
-    record.flags = flags;
-    record.id = handle.id() + kMaxDevices;
-    record.legacy.handle = kLegacyStream;
-    record.legacy.context = &record;
-    record.legacy.id = record.id;
-  });
+  ContextRecord* const context =
+      call.objects().contexts.Mint([&](ContextRecord& record, Handle handle) {
+        record.wire = handle;
+        record.session = &call.session();
+        record.server = call.session().index();
+        record.device = static_cast<uint32_t>(device);
+        record.flags = flags;
+        record.id = handle.id() + kMaxDevices;
+        record.legacy.handle = kLegacyStream;
+        record.legacy.context = &record;
+        record.legacy.id = record.id;
+      });
   if (context == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   command.pctx = context->handle.bits;
   command.flags = flags;
   const CUresult created = call.Invoke(command);
   if (created != CUDA_SUCCESS) {
-    session.contexts.Remove(context->handle);
+    call.objects().contexts.Remove(context->handle);
     return created;
   }
   context->active = true;
@@ -96,11 +99,12 @@ CUresult CuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsig
 CUresult CuCtxDestroy(CUcontext context) {
   Call call(Function::kCuCtxDestroy, Call::kInitialised);
   if (!call.ready() || !call.Permitted()) return call.result();
-  ContextRecord* const record = call.session().contexts.Find(HandleOf(context));
+  ContextRecord* const record = call.objects().contexts.Find(HandleOf(context));
   if (record == nullptr) return CUDA_ERROR_INVALID_CONTEXT;  // primary ones are released instead
-  call.session().host_functions().Drain(*record);
+  record->session->host_functions().Drain(*record);
   commands::CuCtxDestroy command{};
-  command.ctx = record->handle.bits;
+  if (!call.Bind(record, CUDA_ERROR_INVALID_CONTEXT)) return call.result();
+  command.ctx = record->wire.bits;
   const Handle handle = record->handle;
   // Of two threads that destroy it, one does.
   if (!record->active.exchange(false)) return CUDA_ERROR_INVALID_CONTEXT;
@@ -108,14 +112,14 @@ CUresult CuCtxDestroy(CUcontext context) {
   if (!stack.empty() && stack.back() == handle) stack.pop_back();
   const CUresult result = call.Invoke(command);
   call.client().DropContext(*record);
-  call.session().contexts.Remove(handle);
+  call.objects().contexts.Remove(handle);
   return result;
 }
 
 CUresult CuCtxPushCurrent(CUcontext context) {
   Call call(Function::kCuCtxPushCurrent, Call::kInitialised);
   if (!call.ready()) return call.result();
-  if (call.session().FindContext(HandleOf(context)) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (call.client().FindContext(HandleOf(context)) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   call.thread().contexts.push_back(HandleOf(context));
   return CUDA_SUCCESS;
 }
@@ -140,7 +144,7 @@ CUresult CuCtxSetCurrent(CUcontext context) {
     if (!stack.empty()) stack.pop_back();
     return CUDA_SUCCESS;
   }
-  if (call.session().FindContext(HandleOf(context)) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (call.client().FindContext(HandleOf(context)) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (stack.empty()) {
     stack.push_back(HandleOf(context));
   } else {

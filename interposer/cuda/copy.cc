@@ -46,7 +46,13 @@ struct Region {
   bool Describe(Call& call, const HostRows& rows, uint64_t extent, transport::Access access,
                 WireMemoryKey* key, uint64_t* offset) {
     if (pinned != nullptr) {
-      SetKey(key, pinned->region->key());
+      auto region = pinned->RegionFor(call.session().connection(), call.session().index());
+      if (!region) {
+        LOG_ERROR("memory", "Cannot register pinned memory (%zu bytes) for a server: %s",
+                  pinned->bytes, region.error().message.c_str());
+        return call.Refuse(CUDA_ERROR_OUT_OF_MEMORY);
+      }
+      SetKey(key, (*region)->key());
       *offset = static_cast<uint64_t>(rows.first - pinned->base);
       return true;
     }
@@ -132,7 +138,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   }
   Session& session = call.session();
   // Device memory given as host memory would fault here; with a local driver it is refused.
-  if (session.plan.IsDevice(reinterpret_cast<uint64_t>(source.first))) {
+  if (call.objects().plan.IsDevice(reinterpret_cast<uint64_t>(source.first))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   // Posting a synchronous copy is possible where its stream orders it before what comes next.
@@ -177,7 +183,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   }
 
   Region region;
-  region.pinned = session.plan.FindHost(source.first, extent);
+  region.pinned = call.objects().plan.FindHost(source.first, extent);
   if (region.pinned == nullptr && total <= kLargeStagingBytes && session.options().staging) {
     StagingSlot slot;
     if (!session.TakeStaging(total, &slot)) {
@@ -218,7 +224,7 @@ CUresult Upload(Call& call, uint64_t stream, const DeviceRows& target, const Hos
   if (asynchronous && region.pinned != nullptr && may_post) {
     const CUresult result = send({}, kGatedCopyCost);
     if (result == CUDA_SUCCESS) {
-      session.plan.NoteUse(*region.pinned, call.stream(), call.issued());
+      call.objects().plan.NoteUse(*region.pinned, call.stream(), call.issued());
     }
     return result;
   }
@@ -236,7 +242,7 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
     return CUDA_ERROR_INVALID_VALUE;
   }
   Session& session = call.session();
-  if (session.plan.IsDevice(reinterpret_cast<uint64_t>(target.first))) {
+  if (call.objects().plan.IsDevice(reinterpret_cast<uint64_t>(target.first))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Request<DownloadVolumeCommand> request(Operation::kDownload, Operation::kDownloadVolume, shape,
@@ -251,7 +257,7 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
   command.reply_when = ReplyWhen::kDone;
 
   Region region;
-  region.pinned = session.plan.FindHost(target.first, extent);
+  region.pinned = call.objects().plan.FindHost(target.first, extent);
   const bool post = asynchronous && region.pinned != nullptr && !session.synchronous();
   if (!post && total <= kMaxInlineCopyBytes && session.options().inline_copies) {
     command.place = HostPlace::kInline;
@@ -288,7 +294,7 @@ CUresult Download(Call& call, uint64_t stream, const HostRows& target, const Dev
         call.PostBytes(request.function, &request.command, request.bytes, {}, kGatedCopyCost);
     if (result == CUDA_SUCCESS) {
       call.DownloadPosted();
-      session.plan.NoteUse(*region.pinned, call.stream(), call.issued());
+      call.objects().plan.NoteUse(*region.pinned, call.stream(), call.issued());
     }
     return result;
   }
@@ -365,10 +371,47 @@ HostRows Plain(const void* memory) {
   return {static_cast<std::byte*>(const_cast<void*>(memory)), 0, 1};
 }
 
+Place PlaceOf(const void* memory) {
+  return {reinterpret_cast<uint64_t>(memory)};
+}
+
+CUresult HostToDevice(Call& call, CUdeviceptr target, const void* source, size_t bytes,
+                      CUstream hstream, bool per_thread, bool asynchronous) {
+  uint64_t stream = 0;
+  if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
+  if (!AtOneServer(call, {target}, PlaceOf(source))) {
+    return CopyAcross(call, stream, {target}, PlaceOf(source), {bytes}, asynchronous);
+  }
+  return Upload(call, stream, {target, 0, 1}, Plain(source), {bytes}, asynchronous);
+}
+
+CUresult DeviceToHost(Call& call, void* target, CUdeviceptr source, size_t bytes, CUstream hstream,
+                      bool per_thread, bool asynchronous) {
+  uint64_t stream = 0;
+  if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
+  if (!AtOneServer(call, PlaceOf(target), {source})) {
+    return CopyAcross(call, stream, PlaceOf(target), {source}, {bytes}, asynchronous);
+  }
+  return Download(call, stream, Plain(target), {source, 0, 1}, {bytes}, asynchronous);
+}
+
+CUresult OnDevices(Call& call, CUdeviceptr target, CUdeviceptr source, size_t bytes,
+                   CUstream hstream, bool per_thread, bool asynchronous) {
+  uint64_t stream = 0;
+  if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
+  if (!AtOneServer(call, {target}, {source})) {
+    return CopyAcross(call, stream, {target}, {source}, {bytes}, asynchronous);
+  }
+  return DeviceToDevice(call, stream, {target, 0, 1}, {source, 0, 1}, {bytes}, 0, 0);
+}
+
 }  // namespace
 
 CUresult CopyBetween(Call& call, uint64_t stream, const Place& target, const Place& source,
                      Shape shape, bool asynchronous) {
+  if (!AtOneServer(call, target, source)) {
+    return CopyAcross(call, stream, target, source, shape, asynchronous);
+  }
   // Slices that follow each other without gaps on both sides are one with more rows.
   uint64_t rows = 0;
   if (shape.depth > 1 && target.slice_rows == shape.height && source.slice_rows == shape.height &&
@@ -385,12 +428,18 @@ CUresult CopyBetween(Call& call, uint64_t stream, const Place& target, const Pla
     return HostRows{HostAddress(place.address), place.pitch,
                     shape.depth > 1 ? place.slice_rows : shape.height};
   };
-  const AddressPlan& plan = call.session().plan;
+  const AddressPlan& plan = call.objects().plan;
   const bool to_device = plan.IsDevice(target.address);
   const bool from_device = plan.IsDevice(source.address);
   if (to_device && from_device) {
-    return DeviceToDevice(call, stream, device(target), device(source), shape, target.context,
-                          source.context);
+    const bool peers = !asynchronous && (target.owner != nullptr || source.owner != nullptr);
+    CUresult result = peers ? WaitForPeers(call, target, source) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS) return result;
+    result = DeviceToDevice(call, stream, device(target), device(source), shape, target.context,
+                            source.context);
+    commands::CuStreamSynchronize wait{};
+    wait.hStream = stream;
+    return peers && result == CUDA_SUCCESS ? call.Invoke(wait) : result;
   }
   if (to_device) return Upload(call, stream, device(target), host(source), shape, asynchronous);
   if (from_device) return Download(call, stream, host(target), device(source), shape, asynchronous);
@@ -399,32 +448,35 @@ CUresult CopyBetween(Call& call, uint64_t stream, const Place& target, const Pla
 
 CUresult CuMemcpyHtoD(CUdeviceptr target, const void* source, size_t bytes, bool per_thread) {
   Call call(Function::kCuMemcpyHtoD, Call::kContext);
-  uint64_t stream = 0;
-  if (!call.ready() || !call.Stream(nullptr, per_thread, &stream)) return call.result();
-  return Upload(call, stream, {target, 0, 1}, Plain(source), {bytes}, false);
+  return HostToDevice(call, target, source, bytes, nullptr, per_thread, false);
 }
 
-CUresult CuMemcpyHtoDAsync(CUdeviceptr target, const void* source, size_t bytes, CUstream hstream,
+CUresult CuMemcpyHtoDAsync(CUdeviceptr target, const void* source, size_t bytes, CUstream stream,
                            bool per_thread) {
   Call call(Function::kCuMemcpyHtoDAsync, Call::kContext);
-  uint64_t stream = 0;
-  if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
-  return Upload(call, stream, {target, 0, 1}, Plain(source), {bytes}, true);
+  return HostToDevice(call, target, source, bytes, stream, per_thread, true);
 }
 
 CUresult CuMemcpyDtoH(void* target, CUdeviceptr source, size_t bytes, bool per_thread) {
   Call call(Function::kCuMemcpyDtoH, Call::kContext);
-  uint64_t stream = 0;
-  if (!call.ready() || !call.Stream(nullptr, per_thread, &stream)) return call.result();
-  return Download(call, stream, Plain(target), {source, 0, 1}, {bytes}, false);
+  return DeviceToHost(call, target, source, bytes, nullptr, per_thread, false);
 }
 
-CUresult CuMemcpyDtoHAsync(void* target, CUdeviceptr source, size_t bytes, CUstream hstream,
+CUresult CuMemcpyDtoHAsync(void* target, CUdeviceptr source, size_t bytes, CUstream stream,
                            bool per_thread) {
   Call call(Function::kCuMemcpyDtoHAsync, Call::kContext);
-  uint64_t stream = 0;
-  if (!call.ready() || !call.Stream(hstream, per_thread, &stream)) return call.result();
-  return Download(call, stream, Plain(target), {source, 0, 1}, {bytes}, true);
+  return DeviceToHost(call, target, source, bytes, stream, per_thread, true);
+}
+
+CUresult CuMemcpyDtoD(CUdeviceptr target, CUdeviceptr source, size_t bytes, bool per_thread) {
+  Call call(Function::kCuMemcpyDtoD, Call::kContext);
+  return OnDevices(call, target, source, bytes, nullptr, per_thread, false);
+}
+
+CUresult CuMemcpyDtoDAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream,
+                           bool per_thread) {
+  Call call(Function::kCuMemcpyDtoDAsync, Call::kContext);
+  return OnDevices(call, target, source, bytes, stream, per_thread, true);
 }
 
 CUresult CuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t bytes, bool per_thread) {

@@ -52,7 +52,7 @@ bool Resolve(Call& call, const Side& side, const Shape& shape, Place* place) {
       __builtin_add_overflow(before, side.x, &before)) {
     return call.Refuse(CUDA_ERROR_INVALID_VALUE);
   }
-  const AddressPlan& plan = call.session().plan;
+  const AddressPlan& plan = call.objects().plan;
   const bool on_device = plan.IsDevice(place->address);
   place->address += before;
   if (shape.empty()) return true;
@@ -91,7 +91,7 @@ CUresult Copy2D(Call& call, const CUDA_MEMCPY2D* copy, CUstream stream, bool per
 // A context that a side names; the null one names none.
 bool SideContext(Call& call, CUcontext context, CUmemorytype type, Place* place) {
   if (context == nullptr || type == CU_MEMORYTYPE_ARRAY) return true;
-  return call.Context(context, &place->context);
+  return NamedContext(call, context, place);
 }
 bool Contexts(Call&, const CUDA_MEMCPY3D&, Place*, Place*) {
   return true;

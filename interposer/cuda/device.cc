@@ -168,25 +168,22 @@ CUresult CuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute, CUdevice sou
 // not forwarded yet, which leaves nothing else to set.
 CUresult CuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice ordinal) {
   Call call(Function::kCuDeviceGetDefaultMemPool, Call::kInitialised);
-  const Device* const device = Find(call, ordinal);
-  if (device == nullptr || !call.Out(pool)) return call.result();
-  *pool = reinterpret_cast<CUmemoryPool>(DefaultMemoryPool(device->wire).bits);
+  if (Find(call, ordinal) == nullptr || !call.Out(pool)) return call.result();
+  *pool = reinterpret_cast<CUmemoryPool>(DefaultMemoryPool(static_cast<uint32_t>(ordinal)).bits);
   return CUDA_SUCCESS;
 }
 
 CUresult CuDeviceGetMemPool(CUmemoryPool* pool, CUdevice ordinal) {
   Call call(Function::kCuDeviceGetMemPool, Call::kInitialised);
-  const Device* const device = Find(call, ordinal);
-  if (device == nullptr || !call.Out(pool)) return call.result();
-  *pool = reinterpret_cast<CUmemoryPool>(DefaultMemoryPool(device->wire).bits);
+  if (Find(call, ordinal) == nullptr || !call.Out(pool)) return call.result();
+  *pool = reinterpret_cast<CUmemoryPool>(DefaultMemoryPool(static_cast<uint32_t>(ordinal)).bits);
   return CUDA_SUCCESS;
 }
 
 CUresult CuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
   Call call(Function::kCuDeviceSetMemPool, Call::kInitialised);
-  const Device* const device = Find(call, ordinal);
-  if (device == nullptr) return call.result();
-  return reinterpret_cast<uint64_t>(pool) == DefaultMemoryPool(device->wire).bits
+  if (Find(call, ordinal) == nullptr) return call.result();
+  return reinterpret_cast<uint64_t>(pool) == DefaultMemoryPool(static_cast<uint32_t>(ordinal)).bits
              ? CUDA_SUCCESS
              : CUDA_ERROR_INVALID_VALUE;
 }

@@ -1,4 +1,4 @@
-// Events: creating and destroying are posted, the rest is generated.
+// Events: creating and destroying are posted. Most of the rest is generated.
 #include "commands.gen.h"
 #include "custom_client.gen.h"
 #include "interposer/core/call.h"
@@ -14,7 +14,7 @@ CUresult CuEventCreate(CUevent* event, unsigned int flags) {
   if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   // Sharing events between processes is not forwarded yet.
   if ((flags & CU_EVENT_INTERPROCESS) != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  EventRecord* const record = call.session().events.Mint([&](EventRecord& made, Handle) {
+  EventRecord* const record = call.objects().events.Mint([&](EventRecord& made, Handle) {
     made.context = &call.context();
     made.flags = flags;
   });
@@ -24,7 +24,7 @@ CUresult CuEventCreate(CUevent* event, unsigned int flags) {
   command.Flags = flags;
   const CUresult posted = call.Post(command);
   if (posted != CUDA_SUCCESS) {
-    call.session().events.Remove(record->handle);
+    call.objects().events.Remove(record->handle);
     return posted;
   }
   *event = reinterpret_cast<CUevent>(record->handle.bits);
@@ -34,11 +34,30 @@ CUresult CuEventCreate(CUevent* event, unsigned int flags) {
 CUresult CuEventDestroy(CUevent event) {
   Call call(Function::kCuEventDestroy, Call::kContext);
   if (!call.ready()) return call.result();
-  const Handle handle{reinterpret_cast<uint64_t>(event)};
-  if (!call.session().events.Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
   commands::CuEventDestroy command{};
-  command.hEvent = handle.bits;
+  if (!call.Event(event, &command.hEvent)) return call.result();
+  if (!call.objects().events.Remove(Handle{command.hEvent})) return CUDA_ERROR_INVALID_HANDLE;
   return call.Post(command);
+}
+
+// Of an event at another server: this thread waits for it instead of the stream. What it puts into
+// the stream afterwards comes after the event, as it should; an event that never comes keeps it.
+CUresult CuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags, bool per_thread) {
+  Call call(Function::kCuStreamWaitEvent, Call::kContext);
+  commands::CuStreamWaitEvent command{};
+  if (!call.ready() || !call.Stream(stream, per_thread, &command.hStream)) return call.result();
+  if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
+  const EventRecord* const record =
+      call.objects().events.Find(Handle{reinterpret_cast<uint64_t>(event)});
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (record->context->session != &call.session()) {
+    Call there(call, *record->context->session, record->context);
+    if (!there.ready()) return there.result();
+    return there.Invoke(commands::CuEventSynchronize{record->handle.bits});
+  }
+  command.hEvent = record->handle.bits;
+  command.Flags = flags;
+  return call.Post(command, {}, 1);
 }
 
 }  // namespace penstock::interposer

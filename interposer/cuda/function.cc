@@ -14,17 +14,14 @@ Handle HandleOf(const void* object) {
 }
 
 // A CUkernel is taken wherever a CUfunction is.
-FunctionRecord* Find(Call& call, const void* function) {
-  if (!call.ready()) return nullptr;
-  FunctionRecord* record = call.session().functions.Find(HandleOf(function));
-  if (record == nullptr) record = call.session().kernels.Find(HandleOf(function));
-  if (record == nullptr) call.Refuse(CUDA_ERROR_INVALID_HANDLE);
-  return record;
+FunctionRecord* Find(Call& call, CUfunction function) {
+  return call.ready() ? call.FindFunction(function) : nullptr;
 }
 
-FunctionRecord* FindKernel(Call& call, CUkernel kernel) {
+// The kernel wherever it was loaded, for what is the same everywhere.
+FunctionRecord* Known(Call& call, CUkernel kernel) {
   if (!call.ready()) return nullptr;
-  FunctionRecord* const record = call.session().kernels.Find(HandleOf(kernel));
+  FunctionRecord* const record = call.objects().kernels.Find(HandleOf(kernel));
   if (record == nullptr) call.Refuse(CUDA_ERROR_INVALID_HANDLE);
   return record;
 }
@@ -127,7 +124,7 @@ CUresult CuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig) {
 // The handle of the kernel does as a function: both are accepted everywhere.
 CUresult CuKernelGetFunction(CUfunction* function, CUkernel kernel) {
   Call call(Function::kCuKernelGetFunction, Call::kContext);
-  const FunctionRecord* const record = FindKernel(call, kernel);
+  const FunctionRecord* const record = Known(call, kernel);
   if (record == nullptr || !call.Out(function)) return call.result();
   *function = reinterpret_cast<CUfunction>(record->handle.bits);
   return CUDA_SUCCESS;
@@ -135,7 +132,7 @@ CUresult CuKernelGetFunction(CUfunction* function, CUkernel kernel) {
 
 CUresult CuKernelGetLibrary(CUlibrary* library, CUkernel kernel) {
   Call call(Function::kCuKernelGetLibrary, Call::kInitialised);
-  const FunctionRecord* const record = FindKernel(call, kernel);
+  const FunctionRecord* const record = Known(call, kernel);
   if (record == nullptr || !call.Out(library)) return call.result();
   *library = reinterpret_cast<CUlibrary>(record->owner.bits);
   return CUDA_SUCCESS;
@@ -146,7 +143,7 @@ CUresult CuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkern
   Call call(Function::kCuKernelGetAttribute, Call::kInitialised);
   int32_t wire = 0;
   if (!call.ready() || !call.Device(device, &wire)) return call.result();
-  return GetAttribute(call, FindKernel(call, kernel), value, attribute);
+  return GetAttribute(call, call.FindKernel(kernel), value, attribute);
 }
 
 CUresult CuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
@@ -154,14 +151,14 @@ CUresult CuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
   Call call(Function::kCuKernelSetAttribute, Call::kContext);
   int32_t wire = 0;
   if (!call.ready() || !call.Device(device, &wire)) return call.result();
-  return SetAttribute(call, FindKernel(call, kernel), attribute, value);
+  return SetAttribute(call, call.FindKernel(kernel), attribute, value);
 }
 
 CUresult CuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
   Call call(Function::kCuKernelSetCacheConfig, Call::kInitialised);
   int32_t wire = 0;
   if (!call.ready() || !call.Device(device, &wire)) return call.result();
-  FunctionRecord* const record = FindKernel(call, kernel);
+  FunctionRecord* const record = call.FindKernel(kernel);
   if (record == nullptr) return call.result();
   if (config < CU_FUNC_CACHE_PREFER_NONE || config > CU_FUNC_CACHE_PREFER_EQUAL) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -172,12 +169,12 @@ CUresult CuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice d
 
 CUresult CuKernelGetName(const char** name, CUkernel kernel) {
   Call call(Function::kCuKernelGetName, Call::kInitialised);
-  return Name(call, FindKernel(call, kernel), name);
+  return Name(call, Known(call, kernel), name);
 }
 
 CUresult CuKernelGetParamInfo(CUkernel kernel, size_t index, size_t* offset, size_t* size) {
   Call call(Function::kCuKernelGetParamInfo, Call::kInitialised);
-  return ParameterInfo(call, FindKernel(call, kernel), index, offset, size);
+  return ParameterInfo(call, Known(call, kernel), index, offset, size);
 }
 
 }  // namespace penstock::interposer

@@ -15,9 +15,8 @@ namespace {
 CUresult HostPrimaryContext(CUdevice device, CUcontext* context) {
   Client* const client = Client::Get();
   if (client == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  const Device* const found = client->FindDevice(device);
-  if (found == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  *context = reinterpret_cast<CUcontext>(PrimaryContext(found->wire).bits);
+  if (client->FindDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  *context = reinterpret_cast<CUcontext>(PrimaryContext(static_cast<uint32_t>(device)).bits);
   return CUDA_SUCCESS;
 }
 

@@ -21,14 +21,6 @@ struct LaunchShape {
   uint32_t shared_bytes;
 };
 
-const FunctionRecord* FindFunction(Call& call, CUfunction function) {
-  const Handle handle{reinterpret_cast<uint64_t>(function)};
-  const FunctionRecord* record = call.session().functions.Find(handle);
-  if (record == nullptr) record = call.session().kernels.Find(handle);
-  if (record == nullptr) call.Refuse(CUDA_ERROR_INVALID_HANDLE);
-  return record;
-}
-
 // CUDA's codes: a shape that the device can never run is INVALID_VALUE, one that only this function
 // is too large for LAUNCH_OUT_OF_RESOURCES.
 bool CheckShape(Call& call, const FunctionRecord& function, const LaunchShape& shape) {
@@ -118,7 +110,7 @@ CUresult Launch(Call& call, CUfunction hfunction, const LaunchShape& shape, CUst
                 std::span<const LaunchAttributeEntry> attributes) {
   if (!call.ready()) return call.result();
   LaunchCommand command;
-  const FunctionRecord* const function = FindFunction(call, hfunction);
+  const FunctionRecord* const function = call.FindFunction(hfunction);
   if (function == nullptr || !call.Stream(hstream, per_thread, &command.stream) ||
       !CheckShape(call, *function, shape)) {
     return call.result();

@@ -14,6 +14,21 @@ namespace {
 // A collision is rare (the two address spaces would have to agree by chance); repeated ones mean
 // that something is systematically in the way.
 constexpr int kTries = 8;
+// Servers with the same driver give the same addresses, so what one has given the others avoid.
+constexpr int kTriesAmongServers = 64;
+
+// Removes an allocation from the plan; the call goes where it lies.
+bool Take(Call& call, CUdeviceptr address, ContextRecord** owner) {
+  AddressPlan& plan = call.objects().plan;
+  const auto found = plan.FindDevice(address, call.session().index());
+  if (!found.has_value() || found->base != address || found->module_global) {
+    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
+  }
+  *owner = found->context;
+  // Of two threads that free it, one does.
+  return call.Bind(found->context, CUDA_ERROR_INVALID_VALUE) &&
+         (plan.RemoveDevice(address).has_value() || call.Refuse(CUDA_ERROR_INVALID_VALUE));
+}
 
 void PostFree(Call& call, CUdeviceptr address) {
   commands::CuMemFree command{};
@@ -27,22 +42,23 @@ CUresult AllocateReserved(Call& call, bool pooled, CUdeviceptr* base, Allocate a
   // Kept until the end, so that the server cannot give the same address again.
   std::vector<CUdeviceptr> collided;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-  for (int i = 0; i < kTries; ++i) {
+  const size_t tries = call.client().sessions().size() > 1 ? kTriesAmongServers : kTries;
+  for (size_t i = 0; i < tries; ++i) {
     uint64_t bytes = 0;
     result = allocate(base, &bytes);
     if (result != CUDA_SUCCESS) break;
-    if (call.session().plan.AddDevice(*base, bytes, &call.context(), pooled)) break;
-    LOG_WARNING("memory",
-                "The server's allocation (0x%llx, %llu bytes) lies where this program has memory "
-                "already; asking for another.",
-                *base, static_cast<unsigned long long>(bytes));
+    if (call.objects().plan.AddDevice(*base, bytes, &call.context(), pooled)) break;
+    LOG_INFO("memory",
+             "The server's allocation (0x%llx, %llu bytes) lies where this program has memory "
+             "already; asking for another.",
+             *base, static_cast<unsigned long long>(bytes));
     collided.push_back(*base);
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
   for (const CUdeviceptr address : collided) PostFree(call, address);
-  if (collided.size() == kTries) {
+  if (collided.size() == tries) {
     LOG_ERROR("memory",
-              "No allocation of the server fits the addresses of this program (%d tries).", kTries);
+              "No allocation of the server fits the addresses of this program (%zu tries).", tries);
   }
   return result;
 }
@@ -146,13 +162,14 @@ CUresult CuMemFree(CUdeviceptr address) {
   Call call(Function::kCuMemFree, Call::kContext);
   if (!call.ready()) return call.result();
   if (address == 0) return CUDA_SUCCESS;
-  if (!call.session().plan.RemoveDevice(address).has_value()) return CUDA_ERROR_INVALID_VALUE;
+  ContextRecord* owner = nullptr;
+  if (!Take(call, address, &owner)) return call.result();
   // With a local driver a free waits for the context, and programs have come to read pinned memory
   // after it that a download before it fills. Where none is under way nobody can tell the
   // difference.
   CUresult waited = CUDA_SUCCESS;
-  if (!call.DownloadsDone()) {
-    waited = call.Invoke(commands::CuCtxSynchronize_v2{call.context().handle.bits});
+  if (!call.DownloadsDone(*owner)) {
+    waited = call.Invoke(commands::CuCtxSynchronize_v2{owner->wire.bits});
   }
   commands::CuMemFree command{};
   command.dptr = address;
@@ -163,7 +180,7 @@ CUresult CuMemFree(CUdeviceptr address) {
 CUresult CuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   Call call(Function::kCuMemGetAddressRange, Call::kContext);
   if (!call.ready()) return call.result();
-  const auto allocation = call.session().plan.FindDevice(address);
+  const auto allocation = call.objects().plan.FindDevice(address, call.session().index());
   if (!allocation.has_value()) return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = allocation->base;
   if (bytes != nullptr) *bytes = allocation->bytes;
@@ -197,7 +214,8 @@ CUresult CuMemFreeAsync(CUdeviceptr address, CUstream stream, bool per_thread) {
   commands::CuMemFreeAsync command{};
   if (!call.ready() || !call.Stream(stream, per_thread, &command.hStream)) return call.result();
   if (address == 0) return CUDA_SUCCESS;
-  if (!call.session().plan.RemoveDevice(address).has_value()) return CUDA_ERROR_INVALID_VALUE;
+  ContextRecord* owner = nullptr;
+  if (!Take(call, address, &owner)) return call.result();
   command.dptr = address;
   return call.Post(command, {}, 1);
 }

@@ -31,9 +31,10 @@ CUresult Allocate(Call& call, void** result, size_t bytes, unsigned flags) {
   allocation->bytes = bytes;
   allocation->flags = flags;
   allocation->context = &call.context();
-  allocation->region = std::move(*region);
+  allocation->first_server = call.session().index();
+  allocation->regions[allocation->first_server] = region->release();
   *result = allocation->base;
-  call.session().plan.AddHost(std::move(allocation));
+  call.objects().plan.AddHost(std::move(allocation));
   return CUDA_SUCCESS;
 }
 
@@ -42,20 +43,21 @@ CUresult Allocate(Call& call, void** result, size_t bytes, unsigned flags) {
 void WaitForUses(Call& call, HostAllocation& allocation) {
   OutgoingCall origin;
   origin.thread = call.thread().index;
-  for (const HostAllocation::Use& use : call.session().plan.TakeUses(allocation)) {
+  for (const HostAllocation::Use& use : call.objects().plan.TakeUses(allocation)) {
+    Session& session = *use.context->session;
     if (use.orphan && use.context->active) {
       // Nobody tells of a stream that was destroyed meanwhile, but its context waits for it.
       OutgoingCall wait;
       wait.thread = kMaxThreads - 1;  // posts nothing, so that no error is taken from this one
-      const commands::CuCtxSynchronize_v2 command{use.context->handle.bits};
+      const commands::CuCtxSynchronize_v2 command{use.context->wire.bits};
       wait.function = command.kFunction;
       wait.context = command.ctx;
       wait.command = &command;
       wait.command_bytes = sizeof command;
       ReplyWaiter waiter;
-      call.session().Invoke(wait, &waiter);
+      session.Invoke(wait, &waiter);
     } else if (use.stream->handle == use.stream_handle) {  // else it ended with its work done
-      call.session().WaitForProgress(origin, use.stream, use.value);
+      session.WaitForProgress(origin, use.stream, use.value);
     }
   }
 }
@@ -85,7 +87,7 @@ CUresult CuMemFreeHost(void* memory) {
   Call call(Function::kCuMemFreeHost, Call::kInitialised);
   if (!call.ready()) return call.result();
   if (memory == nullptr) return CUDA_SUCCESS;
-  AddressPlan& plan = call.session().plan;
+  AddressPlan& plan = call.objects().plan;
   const auto found = plan.FindHost(memory);
   if (found == nullptr || found->base != memory || found->registered) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -93,7 +95,7 @@ CUresult CuMemFreeHost(void* memory) {
   WaitForUses(call, *found);
   const auto allocation = plan.RemoveHost(memory);
   if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  allocation->region.reset();  // and the memory with it
+  allocation->DropRegions();  // and the memory with it
   return CUDA_SUCCESS;
 }
 
@@ -120,8 +122,9 @@ CUresult CuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
   allocation->flags = flags;
   allocation->registered = true;
   allocation->context = &call.context();
-  allocation->region = std::move(*region);
-  return call.session().plan.AddHost(std::move(allocation))
+  allocation->first_server = call.session().index();
+  allocation->regions[allocation->first_server] = region->release();
+  return call.objects().plan.AddHost(std::move(allocation))
              ? CUDA_SUCCESS
              : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
@@ -129,7 +132,7 @@ CUresult CuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
 CUresult CuMemHostUnregister(void* memory) {
   Call call(Function::kCuMemHostUnregister, Call::kInitialised);
   if (!call.ready() || !call.Out(memory)) return call.result();
-  AddressPlan& plan = call.session().plan;
+  AddressPlan& plan = call.objects().plan;
   const auto found = plan.FindHost(memory);
   if (found == nullptr || found->base != memory || !found->registered) {
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
@@ -137,14 +140,14 @@ CUresult CuMemHostUnregister(void* memory) {
   WaitForUses(call, *found);
   const auto allocation = plan.RemoveHost(memory);
   if (allocation == nullptr) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  allocation->region.reset();
+  allocation->DropRegions();
   return CUDA_SUCCESS;
 }
 
 CUresult CuMemHostGetDevicePointer(CUdeviceptr* address, void* memory, unsigned int flags) {
   Call call(Function::kCuMemHostGetDevicePointer, Call::kContext);
   if (!call.ready() || !call.Out(address)) return call.result();
-  if (flags != 0 || call.session().plan.FindHost(memory) == nullptr) {
+  if (flags != 0 || call.objects().plan.FindHost(memory) == nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   LOG_WARNING("memory",
@@ -156,7 +159,7 @@ CUresult CuMemHostGetDevicePointer(CUdeviceptr* address, void* memory, unsigned 
 CUresult CuMemHostGetFlags(unsigned int* flags, void* memory) {
   Call call(Function::kCuMemHostGetFlags, Call::kInitialised);
   if (!call.ready() || !call.Out(flags)) return call.result();
-  const auto allocation = call.session().plan.FindHost(memory);
+  const auto allocation = call.objects().plan.FindHost(memory);
   if (allocation == nullptr || allocation->registered) return CUDA_ERROR_INVALID_VALUE;
   *flags = allocation->flags;
   return CUDA_SUCCESS;

@@ -1,4 +1,5 @@
-// Modules and libraries: loading code, and finding functions and variables in it.
+// Modules, and what they have in common with libraries: loading code, and finding functions and
+// variables in it.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "interposer/core/call.h"
 #include "interposer/core/client.h"
 #include "interposer/cuda/image.h"
+#include "interposer/cuda/module.h"
 
 namespace penstock::interposer {
 namespace {
@@ -23,21 +25,11 @@ Handle HandleOf(const void* object) {
 
 // --- Options ------------------------------------------------------------------------------------
 
-// The program's JIT options: numbers go to the server as they are, log buffers stay here and are
-// filled from the reply.
-struct LoadOptions {
-  std::vector<JitOption> scalars;
-  char* info_log = nullptr;
-  char* error_log = nullptr;
-  uint32_t info_bytes = 0, error_bytes = 0;
-  // Where the program wants to read how much was written.
-  void** info_used = nullptr;
-  void** error_used = nullptr;
-};
-
 uint32_t AsNumber(void* value) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(value));
 }
+
+}  // namespace
 
 bool ReadJitOptions(Call& call, unsigned count, CUjit_option* options, void** values,
                     LoadOptions* result) {
@@ -79,24 +71,7 @@ bool ReadJitOptions(Call& call, unsigned count, CUjit_option* options, void** va
   return true;
 }
 
-bool ReadLibraryOptions(Call& call, unsigned count, CUlibraryOption* options, void** values) {
-  if (count > kMaxJitOptions || (count > 0 && (options == nullptr || values == nullptr))) {
-    return call.Refuse(CUDA_ERROR_INVALID_VALUE);
-  }
-  for (unsigned i = 0; i < count; ++i) {
-    switch (options[i]) {
-      case CU_LIBRARY_BINARY_IS_PRESERVED:
-        // A promise about this process's memory; the server has a copy of its own.
-        break;
-      case CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE:
-        if (values[i] != nullptr) return call.Refuse(CUDA_ERROR_NOT_SUPPORTED);
-        break;
-      default:
-        return call.Refuse(CUDA_ERROR_INVALID_VALUE);
-    }
-  }
-  return true;
-}
+namespace {
 
 void GiveLog(char* buffer, uint32_t capacity, std::span<const std::byte> text, void** used) {
   if (capacity > 0) {
@@ -204,38 +179,50 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
   return result;
 }
 
-// Loads into a fresh record of the table; null, with the call's error set, on failure.
-ModuleRecord* Load(Call& call, ModuleKind kind, const void* image, const LoadOptions& options) {
-  Result<Image> measured = MeasureImage(image);
+}  // namespace
+
+bool Measure(Call& call, const void* program_image, Image* image) {
+  Result<Image> measured = MeasureImage(program_image);
   if (!measured) {
     LOG_WARNING("module", "%s", measured.error().message.c_str());
-    call.Refuse(CUDA_ERROR_INVALID_IMAGE);
-    return nullptr;
+    return call.Refuse(CUDA_ERROR_INVALID_IMAGE);
   }
+  *image = std::move(*measured);
+  return true;
+}
+
+ModuleRecord* Load(Call& call, ModuleKind kind, const Image& image, const LoadOptions& options) {
   RecordTable<ModuleRecord>& table =
-      kind == ModuleKind::kModule ? call.session().modules : call.session().libraries;
+      kind == ModuleKind::kModule ? call.objects().modules : call.objects().libraries;
   ModuleRecord* const record = table.Mint([&](ModuleRecord& made, Handle) {
     made.context = kind == ModuleKind::kModule ? &call.context() : nullptr;
+    made.server = call.session().index();
   });
   if (record == nullptr) {
     call.Refuse(CUDA_ERROR_OUT_OF_MEMORY);
     return nullptr;
   }
-  const CUresult result = SendImage(call, kind, record->handle, *measured, options);
+  const CUresult result = SendImage(call, kind, record->handle, image, options);
   if (result == CUDA_SUCCESS) return record;
   table.Remove(record->handle);
   call.Refuse(result);
   return nullptr;
 }
 
-CUresult LoadModule(Call& call, CUmodule* module, const void* image, const LoadOptions& options) {
+namespace {
+
+CUresult LoadModule(Call& call, CUmodule* module, const void* program_image,
+                    const LoadOptions& options) {
+  Image image;
+  if (!Measure(call, program_image, &image)) return call.result();
   const ModuleRecord* const record = Load(call, ModuleKind::kModule, image, options);
   if (record == nullptr) return call.result();
   *module = reinterpret_cast<CUmodule>(record->handle.bits);
   return CUDA_SUCCESS;
 }
 
-// The file is one of this machine; with a NUL behind it, in case it is PTX.
+}  // namespace
+
 bool ReadFile(Call& call, const char* path, std::vector<char>* content) {
   UniqueFd file(open(path, O_RDONLY | O_CLOEXEC));
   struct stat status {};
@@ -257,13 +244,14 @@ bool ReadFile(Call& call, const char* path, std::vector<char>* content) {
 
 // --- Looking up ---------------------------------------------------------------------------------
 
-// The length of a name that the caller gave, or false if it is none.
 bool NameOf(Call& call, const char* name, std::string_view* text) {
   if (!call.Out(name)) return false;
   *text = {name, strnlen(name, kMaxNameBytes + 1)};
   // No module holds a name of this length.
   return text->size() <= kMaxNameBytes || call.Refuse(CUDA_ERROR_NOT_FOUND);
 }
+
+namespace {
 
 // A parameter layout that a launch can rely on without looking again.
 bool LayoutIsSound(const FunctionInfo& info, const std::vector<KernelParameter>& parameters) {
@@ -277,9 +265,10 @@ bool LayoutIsSound(const FunctionInfo& info, const std::vector<KernelParameter>&
   return true;
 }
 
-// The function of this name, asked for once per owner.
-Handle FindFunction(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>& table,
-                    std::string_view name) {
+}  // namespace
+
+FunctionRecord* FindFunction(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>& table,
+                             std::string_view name) {
   {
     std::lock_guard lock(owner.mutex);
     const auto known = owner.functions.find(name);
@@ -288,11 +277,12 @@ Handle FindFunction(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>
   FunctionRecord* const record = table.Mint([&](FunctionRecord& made, Handle) {
     made.owner = owner.handle;
     made.context = owner.context;
+    made.server = owner.server;
     made.name = name;
   });
   if (record == nullptr) {
     call.Refuse(CUDA_ERROR_OUT_OF_MEMORY);
-    return {};
+    return nullptr;
   }
   GetFunctionCommand command{};
   command.handle = record->handle.bits;
@@ -319,17 +309,15 @@ Handle FindFunction(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>
   if (result != CUDA_SUCCESS) {
     table.Remove(record->handle);
     call.Refuse(result);
-    return {};
+    return nullptr;
   }
   std::lock_guard lock(owner.mutex);
   // Another thread may have been first; both handles work.
-  owner.functions.emplace(name, record->handle);
-  return record->handle;
+  owner.functions.emplace(name, record);
+  return record;
 }
 
-// Command and Reply are those of cuModuleGetGlobal or cuLibraryGetGlobal, which differ in a name.
-template <typename Reply, typename Command>
-CUresult FindGlobal(Call& call, ModuleRecord& owner, std::string_view name, Command command,
+CUresult FindGlobal(Call& call, ModuleRecord& owner, std::string_view name, bool library,
                     CUdeviceptr* address, size_t* bytes) {
   const auto key = std::make_pair(&call.context(), std::string(name));
   GlobalVariable variable;
@@ -339,13 +327,20 @@ CUresult FindGlobal(Call& call, ModuleRecord& owner, std::string_view name, Comm
     if (known != owner.globals.end()) variable = known->second;
   }
   if (variable.address == 0) {
-    command.name_bytes = static_cast<uint32_t>(name.size());
-    const std::span<const std::byte> section = std::as_bytes(std::span(name));
-    Reply reply{};
-    const CUresult result = call.Invoke(command, &reply, {&section, 1});
+    const auto ask = [&](auto command, auto reply) {
+      command.name_bytes = static_cast<uint32_t>(name.size());
+      const std::span<const std::byte> section = std::as_bytes(std::span(name));
+      const CUresult result = call.Invoke(command, &reply, {&section, 1});
+      variable = {reply.dptr, reply.bytes};
+      return result;
+    };
+    commands::CuModuleGetGlobal of_module{};
+    commands::CuLibraryGetGlobal of_library{};
+    of_module.hmod = of_library.library = owner.handle.bits;
+    const CUresult result = library ? ask(of_library, commands::CuLibraryGetGlobalReply{})
+                                    : ask(of_module, commands::CuModuleGetGlobalReply{});
     if (result != CUDA_SUCCESS) return result;
-    variable = {reply.dptr, reply.bytes};
-    call.session().plan.AddGlobal(variable.address, variable.bytes, &call.context());
+    call.objects().plan.AddGlobal(variable.address, variable.bytes, &call.context());
     std::lock_guard lock(owner.mutex);
     owner.globals.emplace(key, variable);
   }
@@ -358,11 +353,9 @@ void ForgetContents(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>
   functions.RemoveIf([&](const FunctionRecord& record) { return record.owner == owner.handle; });
   std::lock_guard lock(owner.mutex);
   for (const auto& [key, variable] : owner.globals) {
-    call.session().plan.RemoveGlobal(variable.address);
+    call.objects().plan.RemoveGlobal(variable.address, key.first);
   }
 }
-
-}  // namespace
 
 // --- Modules ------------------------------------------------------------------------------------
 
@@ -401,13 +394,12 @@ CUresult CuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int co
 CUresult CuModuleUnload(CUmodule module) {
   Call call(Function::kCuModuleUnload, Call::kContext);
   if (!call.ready()) return call.result();
-  Session& session = call.session();
-  ModuleRecord* const record = session.modules.Find(HandleOf(module));
   commands::CuModuleUnload command{};
-  command.hmod = HandleOf(module).bits;
+  if (!call.Module(module, &command.hmod)) return call.result();
+  ModuleRecord* const record = call.objects().modules.Find(HandleOf(module));
   if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  ForgetContents(call, *record, session.functions);
-  if (!session.modules.Remove(HandleOf(module))) return CUDA_ERROR_INVALID_HANDLE;
+  ForgetContents(call, *record, call.objects().functions);
+  if (!call.objects().modules.Remove(HandleOf(module))) return CUDA_ERROR_INVALID_HANDLE;
   return call.Post(command);
 }
 
@@ -421,102 +413,29 @@ CUresult CuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
 CUresult CuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   Call call(Function::kCuModuleGetFunction, Call::kContext);
   std::string_view text;
-  if (!call.ready() || !call.Out(function) || !NameOf(call, name, &text)) return call.result();
-  ModuleRecord* const record = call.session().modules.Find(HandleOf(module));
+  uint64_t wire = 0;
+  if (!call.ready() || !call.Out(function) || !NameOf(call, name, &text) ||
+      !call.Module(module, &wire)) {
+    return call.result();
+  }
+  ModuleRecord* const record = call.objects().modules.Find(HandleOf(module));
   if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  const Handle found = FindFunction(call, *record, call.session().functions, text);
-  if (found.null()) return call.result();
-  *function = reinterpret_cast<CUfunction>(found.bits);
+  const FunctionRecord* const found = FindFunction(call, *record, call.objects().functions, text);
+  if (found == nullptr) return call.result();
+  *function = reinterpret_cast<CUfunction>(found->handle.bits);
   return CUDA_SUCCESS;
 }
 
 CUresult CuModuleGetGlobal(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
   Call call(Function::kCuModuleGetGlobal, Call::kContext);
   std::string_view text;
-  if (!call.ready() || !NameOf(call, name, &text)) return call.result();
-  ModuleRecord* const record = call.session().modules.Find(HandleOf(module));
-  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  commands::CuModuleGetGlobal command{};
-  command.hmod = record->handle.bits;
-  return FindGlobal<commands::CuModuleGetGlobalReply>(call, *record, text, command, address, bytes);
-}
-
-// --- Libraries: no context of their own ---------------------------------------------------------
-
-namespace {
-
-CUresult LoadLibrary(Call& call, CUlibrary* library, const void* code, CUjit_option* options,
-                     void** values, unsigned count, CUlibraryOption* library_options,
-                     void** library_values, unsigned library_count) {
-  LoadOptions read;
-  if (!call.Out(library) || !call.Out(code) ||
-      !ReadJitOptions(call, count, options, values, &read) ||
-      !ReadLibraryOptions(call, library_count, library_options, library_values)) {
+  uint64_t wire = 0;
+  if (!call.ready() || !NameOf(call, name, &text) || !call.Module(module, &wire)) {
     return call.result();
   }
-  const ModuleRecord* const record = Load(call, ModuleKind::kLibrary, code, read);
-  if (record == nullptr) return call.result();
-  *library = reinterpret_cast<CUlibrary>(record->handle.bits);
-  return CUDA_SUCCESS;
-}
-
-}  // namespace
-
-CUresult CuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options,
-                           void** values, unsigned int count, CUlibraryOption* library_options,
-                           void** library_values, unsigned int library_count) {
-  Call call(Function::kCuLibraryLoadData, Call::kInitialised);
-  if (!call.ready()) return call.result();
-  return LoadLibrary(call, library, code, options, values, count, library_options, library_values,
-                     library_count);
-}
-
-CUresult CuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* options,
-                               void** values, unsigned int count, CUlibraryOption* library_options,
-                               void** library_values, unsigned int library_count) {
-  Call call(Function::kCuLibraryLoadFromFile, Call::kInitialised);
-  std::vector<char> content;
-  if (!call.ready() || !call.Out(path) || !ReadFile(call, path, &content)) return call.result();
-  return LoadLibrary(call, library, content.data(), options, values, count, library_options,
-                     library_values, library_count);
-}
-
-CUresult CuLibraryUnload(CUlibrary library) {
-  Call call(Function::kCuLibraryUnload, Call::kInitialised);
-  if (!call.ready()) return call.result();
-  Session& session = call.session();
-  ModuleRecord* const record = session.libraries.Find(HandleOf(library));
+  ModuleRecord* const record = call.objects().modules.Find(HandleOf(module));
   if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  commands::CuLibraryUnload command{};
-  command.library = record->handle.bits;
-  ForgetContents(call, *record, session.kernels);
-  if (!session.libraries.Remove(HandleOf(library))) return CUDA_ERROR_INVALID_HANDLE;
-  return call.Post(command);
-}
-
-CUresult CuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
-  Call call(Function::kCuLibraryGetKernel, Call::kInitialised);
-  std::string_view text;
-  if (!call.ready() || !call.Out(kernel) || !NameOf(call, name, &text)) return call.result();
-  ModuleRecord* const record = call.session().libraries.Find(HandleOf(library));
-  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  const Handle found = FindFunction(call, *record, call.session().kernels, text);
-  if (found.null()) return call.result();
-  *kernel = reinterpret_cast<CUkernel>(found.bits);
-  return CUDA_SUCCESS;
-}
-
-CUresult CuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
-                            const char* name) {
-  Call call(Function::kCuLibraryGetGlobal, Call::kContext);
-  std::string_view text;
-  if (!call.ready() || !NameOf(call, name, &text)) return call.result();
-  ModuleRecord* const record = call.session().libraries.Find(HandleOf(library));
-  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  commands::CuLibraryGetGlobal command{};
-  command.library = record->handle.bits;
-  return FindGlobal<commands::CuLibraryGetGlobalReply>(call, *record, text, command, address,
-                                                       bytes);
+  return FindGlobal(call, *record, text, false, address, bytes);
 }
 
 }  // namespace penstock::interposer

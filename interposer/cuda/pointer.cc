@@ -19,9 +19,9 @@ struct Place {
 Place Locate(Call& call, CUdeviceptr address) {
   Place place;
   place.address = address;
-  place.device = call.session().plan.FindDevice(address);
+  place.device = call.objects().plan.FindDevice(address, call.session().index());
   if (!place.device.has_value()) {
-    place.host = call.session().plan.FindHost(reinterpret_cast<const void*>(address));
+    place.host = call.objects().plan.FindHost(reinterpret_cast<const void*>(address));
   }
   return place;
 }

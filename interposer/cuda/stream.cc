@@ -15,7 +15,7 @@ CUresult Create(Call& call, CUstream* result, unsigned flags, int priority) {
   if (priority > device.info.least_priority) priority = device.info.least_priority;
   if (priority < device.info.greatest_priority) priority = device.info.greatest_priority;
   StreamRecord* const stream =
-      call.session().streams.Mint([&](StreamRecord& record, Handle handle) {
+      call.objects().streams.Mint([&](StreamRecord& record, Handle handle) {
         record.context = &call.context();
         record.flags = flags;
         record.priority = priority;
@@ -28,7 +28,7 @@ CUresult Create(Call& call, CUstream* result, unsigned flags, int priority) {
   command.priority = priority;
   const CUresult posted = call.Post(command);
   if (posted != CUDA_SUCCESS) {
-    call.session().streams.Remove(stream->handle);
+    call.objects().streams.Remove(stream->handle);
     return posted;
   }
   if ((flags & CU_STREAM_NON_BLOCKING) != 0) ++call.context().non_blocking_streams;
@@ -58,17 +58,18 @@ CUresult CuStreamDestroy(CUstream stream) {
   Call call(Function::kCuStreamDestroy, Call::kContext);
   if (!call.ready()) return call.result();
   const Handle handle{reinterpret_cast<uint64_t>(stream)};
-  const StreamRecord* const record = call.session().streams.Find(handle);
+  const StreamRecord* const record = call.objects().streams.Find(handle);
   if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   ContextRecord* const context = record->context;
+  if (!call.Bind(context, CUDA_ERROR_INVALID_HANDLE)) return call.result();
   const bool non_blocking = (record->flags & CU_STREAM_NON_BLOCKING) != 0;
   // Its work goes on, but nobody sees it finish any more.
   if (!non_blocking && record->downloading()) {
     ++context->orphans;
     ++context->downloads_posted;
   }
-  call.session().plan.OrphanUses(*record);
-  if (!call.session().streams.Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
+  call.objects().plan.OrphanUses(*record);
+  if (!call.objects().streams.Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
   if (non_blocking) --context->non_blocking_streams;
   commands::CuStreamDestroy command{};
   command.hStream = handle.bits;

@@ -48,6 +48,12 @@ class Quota {
 
   explicit Quota(uint64_t limit) : limit_(limit) {}
 
+  // Bytes charged on all devices.
+  uint64_t used() const {
+    uint64_t sum = 0;
+    for (const auto& device : used_) sum += device.load(std::memory_order_relaxed);
+    return sum;
+  }
   bool limited() const { return limit_ != 0; }
   uint64_t limit() const { return limit_; }
   uint64_t left(uint32_t device) const {

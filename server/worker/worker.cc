@@ -15,6 +15,7 @@ namespace penstock::server {
 namespace {
 
 constexpr int kFramesPerRound = 64;
+constexpr uint32_t kMeterRounds = 256;               // between two looks at what the meter shows
 constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // a client that takes no replies is gone
 
 const HandlerEntry kOperations[] = {
@@ -96,6 +97,10 @@ bool Worker::Run() {
   while (!ended_ && !stop_.load(std::memory_order_relaxed)) {
     int handled = connection_->Poll(kFramesPerRound, *this);
     const bool moved = Step();
+    if (options_.meter != nullptr) {
+      options_.meter->calls.store(received_, std::memory_order_relaxed);
+      if (++rounds_ % kMeterRounds == 0) Measure();
+    }
     if (handled == 0 && !moved && !ended_) {
       CheckSilence();
       handled = Sleep();
@@ -117,6 +122,15 @@ bool Worker::Run() {
   // The client reads why, if it was ended from here.
   connection_->Close(200);
   return good_end_;
+}
+
+void Worker::Measure() {
+  const transport::Counters counters = connection_->counters();
+  SessionMeter& meter = *options_.meter;
+  meter.received.store(counters.bytes_received + counters.bulk_bytes_received,
+                       std::memory_order_relaxed);
+  meter.sent.store(counters.bytes_sent + counters.bulk_bytes_sent, std::memory_order_relaxed);
+  meter.memory.store(quota_->used(), std::memory_order_relaxed);
 }
 
 void Worker::Stop() {
@@ -155,7 +169,10 @@ bool Worker::Step() {
 int Worker::Sleep() {
   constexpr uint32_t kEagerRounds = 4;
   constexpr int64_t kShortestUs = 20, kLongestUs = 1'000, kHeartbeatUs = 1'000'000;
-  if (idle_rounds_ == 0) idle_since_ns_ = NowNanoseconds();
+  if (idle_rounds_ == 0) {
+    idle_since_ns_ = NowNanoseconds();
+    if (options_.meter != nullptr) Measure();
+  }
   const bool expecting = !waits_.empty() || !transfers_.empty() || progress_.active() ||
                          host_functions_.waiting() || outbox_.backlog() || !held_.empty() ||
                          bounce_.waiting();

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "server/driver.h"
+#include "server/meter.h"
 #include "server/worker/allocations.h"
 #include "server/worker/bounce.h"
 #include "server/worker/call_context.h"
@@ -50,6 +51,7 @@ struct WorkerOptions {
   std::array<uint64_t, kMaxDevices> context_bytes{};  // what a context takes of each
   bool capture_output = false;  // the process's stdout and stderr belong to the client's program
   GpuDirectMode gpu_direct = GpuDirectMode::kAuto;
+  SessionMeter* meter = nullptr;  // null: nobody wants to know
   // Switches of single mechanisms (PENSTOCK_DISABLE), for tests that show what they are good for.
   bool gate = true;
   bool deferred_waits = true;
@@ -146,6 +148,7 @@ class Worker : public transport::Handler {
   bool Step();
   // Returns what the connection handled meanwhile, as Poll does.
   int Sleep();
+  void Measure();  // for the meter
   void CheckSilence();
   const HandlerEntry* FindHandler(uint32_t function) const;
 
@@ -189,7 +192,7 @@ class Worker : public transport::Handler {
   std::atomic<bool> stop_{false};
   bool ended_ = false, good_end_ = false;
   bool creations_skipped_ = false;
-  uint32_t idle_rounds_ = 0;
+  uint32_t idle_rounds_ = 0, rounds_ = 0;
   int64_t idle_since_ns_ = 0;
 };
 

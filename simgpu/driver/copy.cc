@@ -202,6 +202,18 @@ CUresult Copy3D(const Description* c, CUstream stream, bool asynchronous) {
   return Copy(stream, asynchronous, target, source, box);
 }
 
+// cuMemcpyPeer and cuMemcpy3DPeer: serialised, as documented, with all that both contexts have
+// under way, and with what comes after them.
+template <typename CopyNow>
+CUresult BetweenPeers(CUcontext target_context, CUcontext source_context, CopyNow copy) {
+  SIMGPU_RETURN_IF_ERROR(Enter());
+  for (const CUcontext handle : {target_context, source_context}) {
+    if (handle != nullptr) SIMGPU_RETURN_IF_ERROR(cuCtxSynchronize_v2(handle));
+  }
+  SIMGPU_RETURN_IF_ERROR(copy());
+  return cuCtxSynchronize_v2(nullptr);
+}
+
 CUresult CopyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
                   CUcontext source_context, size_t bytes, CUstream stream, bool asynchronous) {
   SIMGPU_RETURN_IF_ERROR(Enter());
@@ -295,7 +307,9 @@ SIMGPU_EXPORT cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* copy, CUstream stream) {
 }
 
 SIMGPU_EXPORT cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) {
-  return Copy3D(copy, nullptr, false);
+  if (copy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return BetweenPeers(copy->dstContext, copy->srcContext,
+                      [copy] { return Copy3D(copy, nullptr, false); });
 }
 
 SIMGPU_EXPORT cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* copy, CUstream stream) {
@@ -304,7 +318,9 @@ SIMGPU_EXPORT cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* copy, CUstream strea
 
 SIMGPU_EXPORT cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
                            CUcontext source_context, size_t bytes) {
-  return CopyPeer(target, target_context, source, source_context, bytes, nullptr, false);
+  return BetweenPeers(target_context, source_context, [=] {
+    return CopyPeer(target, target_context, source, source_context, bytes, nullptr, false);
+  });
 }
 
 SIMGPU_EXPORT cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,

@@ -315,15 +315,22 @@ class Conversation:
     def __init__(self, command, env, namespace=None):
         self._process = start(command, env, namespace, stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._heard = b""  # select knows nothing of what a file object has read ahead
 
     def __enter__(self):
         return self
 
     def hear(self, limit_s=PROGRAM_LIMIT_S):
         """The next line. The program's end is an empty line."""
-        ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
-        check(ready, f"The program says nothing for {limit_s} s.")
-        return self._process.stdout.readline().rstrip("\n")
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
+            check(ready, f"The program says nothing for {limit_s} s.")
+            more = os.read(self._process.stdout.fileno(), 4096)
+            if not more:
+                break
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
 
     def ask(self, line, limit_s=PROGRAM_LIMIT_S):
         self._process.stdin.write(line + "\n")

@@ -54,7 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
   const auto switches = input.Take<uint8_t>();
   auto session = Connect(input, switches);
-  StreamRecord* stream = session->streams.Mint(
+  StreamRecord* stream = session->objects().streams.Mint(
       [&](StreamRecord& record, Handle) { record.context = &session->primary_contexts[0]; });
   const uint64_t payload = 1;
   for (int i = 0; i < 64 && session->state() == CUDA_SUCCESS; ++i) {

@@ -26,9 +26,17 @@ std::vector<DeviceInfo> Offered() {
   return devices;
 }
 
+std::vector<Device> Devices(const std::vector<DeviceInfo>& infos) {
+  std::vector<Device> devices;
+  for (size_t i = 0; i < infos.size(); ++i) {
+    devices.push_back({nullptr, static_cast<uint32_t>(i), infos[i]});
+  }
+  return devices;
+}
+
 std::vector<uint32_t> Visible(std::optional<std::string> list, const std::string& order = "") {
   std::vector<uint32_t> numbers;
-  for (const Device& device : VisibleDevices(Offered(), list, order)) {
+  for (const Device& device : VisibleDevices(Devices(Offered()), list, order)) {
     numbers.push_back(device.wire);
   }
   return numbers;
@@ -52,7 +60,7 @@ TEST_CASE("a slice of a GPU has a name of its own kind", "[interposer][devices]"
   CHECK(UuidText(offered[1]) == "MIG-20202020-2020-2020-2020-202020202001");
   CHECK(UuidText(offered[2]) == "GPU-abababab-abab-abab-abab-ababababab02");
   const auto first = [&](const std::string& list) {
-    const auto devices = VisibleDevices(offered, list, "");
+    const auto devices = VisibleDevices(Devices(offered), list, "");
     return devices.empty() ? -1 : static_cast<int>(devices[0].wire);
   };
   CHECK(first("MIG-2020") == 1);
@@ -89,7 +97,7 @@ TEST_CASE("numbers count in the order of the bus if asked for", "[interposer][de
 }
 
 TEST_CASE("attributes are forwarded, zero, or our own", "[interposer][devices]") {
-  const Device device = VisibleDevices(Offered(), std::nullopt, "")[0];
+  const Device device = VisibleDevices(Devices(Offered()), std::nullopt, "")[0];
   int value = -5;
   CHECK(device.Attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE, &value) == CUDA_SUCCESS);
   CHECK(value == 32);
@@ -106,12 +114,12 @@ TEST_CASE("attributes are forwarded, zero, or our own", "[interposer][devices]")
 }
 
 TEST_CASE("a server is HOST:PORT", "[interposer][connect]") {
-  CHECK(ParseEndpoint("gpu7:4711")->host == "gpu7");
-  CHECK(ParseEndpoint("gpu7:4711")->port == 4711);
-  CHECK(ParseEndpoint("[2001:db8::1]:80")->host == "2001:db8::1");
+  CHECK(config::ParseEndpoint("gpu7:4711")->host == "gpu7");
+  CHECK(config::ParseEndpoint("gpu7:4711")->port == 4711);
+  CHECK(config::ParseEndpoint("[2001:db8::1]:80")->host == "2001:db8::1");
   for (const char* text : {"gpu7", "gpu7:", ":80", "gpu7:0", "gpu7:65536", "gpu7:80x", "gpu7:-1",
                            "2001:db8::1:80", "[]:80", "[::1:80", ""}) {
     CAPTURE(text);
-    CHECK_FALSE(ParseEndpoint(text).has_value());
+    CHECK_FALSE(config::ParseEndpoint(text).has_value());
   }
 }

@@ -37,7 +37,7 @@ CUresult Tell(Session& session, uint32_t function, uint64_t payload) {
 }
 
 StreamRecord* NewStream(Session& session) {
-  return session.streams.Mint(
+  return session.objects().streams.Mint(
       [&](StreamRecord& record, Handle) { record.context = &session.primary_contexts[0]; });
 }
 

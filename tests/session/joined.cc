@@ -62,10 +62,12 @@ Joined::Joined(Carrier path) {
   welcome.devices[0] = DeviceInfo{};
   interposer::SessionOptions options;
   options.reserve_addresses = false;  // the device's memory lies in this process
-  auto session = std::make_unique<interposer::Session>(std::move(far), std::move(welcome), options);
+  std::vector<std::unique_ptr<interposer::Session>> sessions;
+  sessions.push_back(
+      std::make_unique<interposer::Session>(std::move(far), std::move(welcome), options));
   interposer::ForgetStatistics();
   interposer::Client::Install(
-      std::make_unique<interposer::Client>(std::move(session), interposer::ClientOptions{}));
+      std::make_unique<interposer::Client>(std::move(sessions), interposer::ClientOptions{}));
   client_ = interposer::Client::Get();
 }
 

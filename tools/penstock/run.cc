@@ -33,15 +33,15 @@ int Complain(const Error& error) {
 }
 
 void SetEnvironment(const Layout& layout, const std::string& server, const std::string& key_file,
-                    int gpus, const std::string& transport, bool wait) {
+                    const std::string& gpus, const std::string& transport, bool wait) {
   setenv("LD_PRELOAD", WithEntryFirst(EnvString("LD_PRELOAD"), layout.interposer).c_str(), 1);
   setenv("LD_LIBRARY_PATH",
          WithEntryFirst(EnvString("LD_LIBRARY_PATH"), layout.library_folder).c_str(), 1);
-  setenv("PENSTOCK_SERVER", server.c_str(), 1);
+  if (!server.empty()) setenv("PENSTOCK_SERVER", server.c_str(), 1);
   if (!key_file.empty()) setenv("PENSTOCK_KEY_FILE", key_file.c_str(), 1);
   if (!transport.empty()) setenv("PENSTOCK_TRANSPORT", transport.c_str(), 1);
   setenv("PENSTOCK_WHEN_FULL", wait ? "wait" : "exit", 1);
-  if (gpus > 0) setenv("PENSTOCK_GPUS", std::to_string(gpus).c_str(), 1);
+  if (!gpus.empty()) setenv("PENSTOCK_GPUS", gpus.c_str(), 1);
 }
 
 // Returns only if the program cannot be started.
@@ -83,15 +83,15 @@ int RunOnSimulator(const Layout& layout, const RunOptions& options) {
   for (const int signal : kForwarded) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, &before);
 
-  auto daemon = PrivateDaemon::Start(layout, options.gpus);
+  auto daemon = PrivateDaemon::Start(layout, atoi(options.gpus.c_str()));
   if (!daemon) return Complain(daemon.error());
 
   const pid_t program = fork();
   if (program < 0) return Complain(Error{Code::kSystem, "Cannot fork."});
   if (program == 0) {
     sigprocmask(SIG_SETMASK, &before, nullptr);
-    SetEnvironment(layout, daemon->address(), daemon->key_file(), options.gpus, options.transport,
-                   options.wait);
+    SetEnvironment(layout, daemon->address(), daemon->key_file(),
+                   options.gpus.empty() ? "all" : options.gpus, options.transport, options.wait);
     _exit(Exec(options.program));
   }
   return Attend(program, *daemon, signals);
@@ -103,11 +103,15 @@ int Run(const RunOptions& options) {
   const auto layout = FindLayout();
   if (!layout) return Complain(layout.error());
   if (options.simulate) return RunOnSimulator(*layout, options);
-  if (options.server.empty()) {
+  if (options.server.empty() && options.config.empty()) {
     fprintf(stderr,
-            "penstock: No server is named (--server, PENSTOCK_SERVER); the program uses the "
-            "simulated GPU.\n");
+            "penstock: No server is named (--server, PENSTOCK_SERVER), and there is no pool file; "
+            "the program uses the simulated GPU.\n");
     return RunOnSimulator(*layout, options);
+  }
+  if (options.server.empty()) {
+    unsetenv("PENSTOCK_SERVER");
+    setenv("PENSTOCK_CONFIG", options.config.c_str(), 1);
   }
   SetEnvironment(*layout, options.server, options.key_file, options.gpus, options.transport,
                  options.wait);

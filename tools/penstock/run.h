@@ -9,8 +9,9 @@ namespace penstock {
 constexpr int kOwnFailure = 125;  // the exit status when Penstock itself fails
 
 struct RunOptions {
-  int gpus = 0;           // 0: as many as the server offers
-  std::string server;     // HOST:PORT; empty: none is configured
+  std::string gpus;       // a number, or "all"; empty: one, or all of a simulated server
+  std::string server;     // HOST:PORT, several with commas; empty: the pool file says
+  std::string config;     // the pool file; empty: none
   std::string key_file;   // empty: no key
   std::string transport;  // auto, shm, rdma or tcp; empty: as PENSTOCK_TRANSPORT says
   bool wait = false;      // until the server has a GPU free
