@@ -29,7 +29,8 @@ ROW_KEYS = {"id", "proto", "mode", "version", "per_thread", "reason", "custom", 
 SIDES = ("client", "server")
 CONTEXTS = ("current", "none")
 # Operations of protocol/operations.h: written by hand, each serves many functions.
-OPERATIONS = ("launch", "upload", "download", "load_module", "get_function",
+OPERATIONS = ("launch", "upload", "download", "load_module", "get_function", "list_functions",
+              "link_create", "link_add", "link_complete", "link_read", "link_destroy",
               "host_function", "upload_volume", "download_volume")
 ROLES = ("in", "out", "inout", "new", "destroyed", "string", "path", "fd", "callback", "client",
          "stream", "allocation", "address", "handle", "context-or-current", "value")

@@ -28,9 +28,10 @@ enum class HandleKind : uint8_t {
   kStream = 0x56,
   kEvent = 0x57,
   kMemoryPool = 0x58,
+  kLink = 0x59,
 };
 inline constexpr uint8_t kHandleKindBase = 0x51;
-inline constexpr uint8_t kHandleKindCount = 8;
+inline constexpr uint8_t kHandleKindCount = 9;
 
 struct Handle {
   uint64_t bits = 0;

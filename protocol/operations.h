@@ -22,6 +22,12 @@ enum class Operation : uint32_t {
   kBounceDone = 0x8009,
   kUploadVolume = 0x800a,
   kDownloadVolume = 0x800b,
+  kListFunctions = 0x800c,
+  kLinkCreate = 0x800d,
+  kLinkAdd = 0x800e,
+  kLinkComplete = 0x800f,
+  kLinkRead = 0x8010,
+  kLinkDestroy = 0x8011,
 };
 inline constexpr uint32_t kFirstOperation = 0x8001;
 
@@ -110,7 +116,11 @@ static_assert(sizeof(DownloadVolumeCommand) == 152);
 
 // --- Loading code: a call. LoadModuleCommand | ModulePart[part_count] | inline parts in order |
 //     JitOption[option_count]
-enum class ModuleKind : uint32_t { kModule = 1, kLibrary = 2 };
+enum class ModuleKind : uint32_t {
+  kModule = 1,
+  kLibrary = 2,
+  kLinkInput = 3,  // in a LinkAddCommand alone
+};
 enum class ImageFormat : uint32_t {
   kPtx = 1,  // text with its NUL
   kElf = 2,
@@ -147,6 +157,41 @@ struct LoadModuleReply {
   uint32_t error_log_bytes;
 };
 
+// --- Linking at run time (cuLink*). The link lives at the server.
+// A call: LinkCreateCommand | JitOption[option_count]. No reply beyond the result.
+struct LinkCreateCommand {
+  uint64_t handle;  // minted by the client: kLink
+  uint32_t option_count;
+  uint32_t info_log_bytes;  // capacities, as in LoadModuleCommand
+  uint32_t error_log_bytes;
+  uint32_t reserved;
+};
+// An input, as code is loaded: LinkAddCommand | ModulePart | inline part | JitOption[] | name. The
+// part is one, in whatever format. Reply: as that of loading, with all that the logs hold.
+struct LinkAddCommand {
+  LoadModuleCommand load;  // handle: the link
+  uint32_t type;           // CUjitInputType
+  uint32_t name_bytes;
+};
+static_assert(sizeof(LinkAddCommand) == 40);
+// A call: LinkCommand. Reply: LinkCompleteReply | info log | error log
+struct LinkCommand {
+  uint64_t handle;
+};
+struct LinkCompleteReply {
+  LoadModuleReply logs;
+  uint64_t bytes;  // of the image that came out, which LinkRead gets
+};
+// A call. Reply: that part of the image, which is at most kMaxLinkReadBytes.
+inline constexpr uint32_t kMaxLinkReadBytes = 48 * 1024;
+struct LinkReadCommand {
+  uint64_t handle;
+  uint64_t offset;
+  uint32_t bytes;
+  uint32_t reserved;
+};
+// Posted: kLinkDestroy, LinkCommand.
+
 // --- A function or kernel by name: a call. GetFunctionCommand | name
 struct GetFunctionCommand {
   uint64_t handle;  // minted by the client: kFunction (owner is a module) or kKernel (a library)
@@ -167,6 +212,21 @@ struct FunctionInfo {
 struct KernelParameter {
   uint32_t offset;
   uint32_t size;
+};
+
+// --- The names of what a module or library holds, from the one with the number `first` on, as many
+// as a reply takes: a call.
+struct ListFunctionsCommand {
+  uint64_t owner;  // kModule or kLibrary
+  uint32_t first;
+  uint32_t reserved;
+};
+// Reply: ListFunctionsReply | the names, each with a NUL behind it.
+struct ListFunctionsReply {
+  uint32_t total;  // functions of the owner
+  uint32_t listed;
+  uint32_t bytes;  // of the names
+  uint32_t reserved;
 };
 
 // --- A bounce slot is filled or emptied as a BouncePiece asked for: posted, in no context.

@@ -306,6 +306,7 @@ void Client::DropContext(ContextRecord& context) {
   objects_->events.RemoveIf(lives_here);
   objects_->modules.RemoveIf(lives_here);
   objects_->functions.RemoveIf(lives_here);
+  objects_->links.RemoveIf(lives_here);
   objects_->libraries.ForEach([&](ModuleRecord& library) {
     std::lock_guard lock(library.mutex);
     std::erase_if(library.globals,

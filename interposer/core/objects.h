@@ -22,6 +22,7 @@ struct Objects {
   RecordTable<ModuleRecord> libraries{HandleKind::kLibrary};
   RecordTable<FunctionRecord> functions{HandleKind::kFunction};
   RecordTable<FunctionRecord> kernels{HandleKind::kKernel};
+  RecordTable<LinkRecord> links{HandleKind::kLink};
   AddressPlan plan;
 };
 

@@ -179,4 +179,25 @@ struct ModuleRecord {
   }
 };
 
+// A link in progress (cuLink*). Where the program wants its logs is remembered for as long as it
+// lives, as the driver does.
+struct LinkRecord {
+  Handle handle;
+  ContextRecord* context = nullptr;
+  char* info_log = nullptr;
+  char* error_log = nullptr;
+  uint32_t info_bytes = 0, error_bytes = 0;
+  void** info_used = nullptr;
+  void** error_used = nullptr;
+  std::vector<std::byte> image;  // what came out; the program holds its address
+
+  void Reset() {
+    context = nullptr;
+    info_log = error_log = nullptr;
+    info_bytes = error_bytes = 0;
+    info_used = error_used = nullptr;
+    image.clear();
+  }
+};
+
 }  // namespace penstock::interposer

@@ -1,5 +1,6 @@
 // cuInit and the questions that come before it.
 #include <cstring>
+#include <vector>
 
 #include "common/log.h"
 #include "custom_client.gen.h"
@@ -7,6 +8,7 @@
 #include "interposer/core/call.h"
 #include "interposer/core/client.h"
 #include "interposer/core/proc_table.h"
+#include "interposer/cuda/module.h"
 
 namespace penstock::interposer {
 namespace {
@@ -53,10 +55,13 @@ CUresult HostStreamId(CUcontext, CUstream stream, unsigned long long* id) {
   return CuStreamGetId(stream, id, false);
 }
 
-// cuFFT asks for the functions of its modules. Enumerating them is not forwarded yet, which it
-// reports as a failed plan.
-CUresult HostEnumerateFunctions(CUmodule, void (*)(void*, CUfunction), void*) {
-  return CUDA_ERROR_NOT_SUPPORTED;
+// cuFFT asks for the functions of its modules.
+CUresult HostEnumerateFunctions(CUmodule module, void (*visit)(void*, CUfunction), void* user) {
+  std::vector<Handle> functions;
+  const CUresult result = FunctionsOf(module, UINT32_MAX, &functions);
+  if (result != CUDA_SUCCESS) return result;
+  for (const Handle function : functions) visit(user, reinterpret_cast<CUfunction>(function.bits));
+  return CUDA_SUCCESS;
 }
 
 void HostLog(const char* message) {

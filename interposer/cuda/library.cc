@@ -181,6 +181,22 @@ CUresult CuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* nam
   return CUDA_SUCCESS;
 }
 
+CUresult CuLibraryEnumerateKernels(CUkernel* kernels, unsigned int count, CUlibrary library) {
+  Call call(Function::kCuLibraryEnumerateKernels, Call::kInitialised);
+  if (!call.ready()) return call.result();
+  ModuleRecord* const record = call.objects().libraries.Find(HandleOf(library));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (count == 0) return CUDA_SUCCESS;
+  if (!call.Out(kernels)) return call.result();
+  Call home(call, *call.client().sessions()[record->server], nullptr);
+  std::vector<Handle> found;
+  const CUresult result = ListFunctions(home, *record, call.objects().kernels, count, &found);
+  for (size_t i = 0; i < found.size(); ++i) {
+    kernels[i] = reinterpret_cast<CUkernel>(found[i].bits);
+  }
+  return result;
+}
+
 CUresult CuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
                             const char* name) {
   Call call(Function::kCuLibraryGetGlobal, Call::kContext);

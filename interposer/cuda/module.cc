@@ -107,11 +107,11 @@ class BouncedParts final : public BouncedBytes {
   const std::span<const ImagePart> parts_;
 };
 
-CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& image,
-                   const LoadOptions& options) {
-  LoadModuleCommand command{};
-  command.handle = handle.bits;
-  command.kind = kind;
+}  // namespace
+
+CUresult SendCode(Call& call, const CodeCommand& sent, const Image& image,
+                  const LoadOptions& options) {
+  LoadModuleCommand& command = *sent.load;
   command.format = image.format;
   command.part_count = static_cast<uint32_t>(image.parts.size());
   command.option_count = static_cast<uint32_t>(options.scalars.size());
@@ -160,14 +160,20 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
   if (total > kMaxModuleBytes) return CUDA_ERROR_INVALID_IMAGE;
   sections[0] = std::as_bytes(std::span(parts));
   sections.push_back(std::as_bytes(std::span(options.scalars)));
+  if (!sent.name.empty()) sections.push_back(std::as_bytes(std::span(sent.name)));
 
   BouncedParts pieces(call, bounced_parts, bounced);
   LoadModuleReply reply{};
   std::vector<std::byte> logs;
-  const CUresult result = call.InvokeBytes(static_cast<uint32_t>(Operation::kLoadModule), &command,
-                                           sizeof command, sections, &reply, sizeof reply, &logs,
-                                           bounced_parts.empty() ? nullptr : &pieces);
-  std::span<const std::byte> rest(logs);
+  const CUresult result =
+      call.InvokeBytes(static_cast<uint32_t>(sent.operation), sent.load, sent.bytes, sections,
+                       &reply, sizeof reply, &logs, bounced_parts.empty() ? nullptr : &pieces);
+  GiveLogs(options, reply, logs);
+  return result;
+}
+
+void GiveLogs(const LoadOptions& options, const LoadModuleReply& reply,
+              std::span<const std::byte> rest) {
   const auto take = [&](uint64_t bytes) {
     const std::span<const std::byte> log = rest.first(std::min<uint64_t>(bytes, rest.size()));
     rest =
@@ -176,10 +182,7 @@ CUresult SendImage(Call& call, ModuleKind kind, Handle handle, const Image& imag
   };
   GiveLog(options.info_log, options.info_bytes, take(reply.info_log_bytes), options.info_used);
   GiveLog(options.error_log, options.error_bytes, take(reply.error_log_bytes), options.error_used);
-  return result;
 }
-
-}  // namespace
 
 bool Measure(Call& call, const void* program_image, Image* image) {
   Result<Image> measured = MeasureImage(program_image);
@@ -202,7 +205,11 @@ ModuleRecord* Load(Call& call, ModuleKind kind, const Image& image, const LoadOp
     call.Refuse(CUDA_ERROR_OUT_OF_MEMORY);
     return nullptr;
   }
-  const CUresult result = SendImage(call, kind, record->handle, image, options);
+  LoadModuleCommand command{};
+  command.handle = record->handle.bits;
+  command.kind = kind;
+  const CUresult result =
+      SendCode(call, {Operation::kLoadModule, &command, sizeof command, {}}, image, options);
   if (result == CUDA_SUCCESS) return record;
   table.Remove(record->handle);
   call.Refuse(result);
@@ -317,6 +324,32 @@ FunctionRecord* FindFunction(Call& call, ModuleRecord& owner, RecordTable<Functi
   return record;
 }
 
+CUresult ListFunctions(Call& call, ModuleRecord& owner, RecordTable<FunctionRecord>& table,
+                       size_t most, std::vector<Handle>* functions) {
+  ListFunctionsCommand command{};
+  command.owner = owner.handle.bits;
+  ListFunctionsReply reply{};
+  do {
+    std::vector<std::byte> tail;
+    const CUresult result =
+        call.InvokeBytes(static_cast<uint32_t>(Operation::kListFunctions), &command, sizeof command,
+                         {}, &reply, sizeof reply, &tail);
+    if (result != CUDA_SUCCESS) return result;
+    std::string_view names(reinterpret_cast<const char*>(tail.data()),
+                           std::min<size_t>(reply.bytes, tail.size()));
+    for (uint32_t i = 0; i < reply.listed && functions->size() < most; ++i) {
+      const size_t end = names.find('\0');
+      if (end == std::string_view::npos) return CUDA_ERROR_UNKNOWN;
+      const FunctionRecord* const found = FindFunction(call, owner, table, names.substr(0, end));
+      if (found == nullptr) return call.result();
+      functions->push_back(found->handle);
+      names.remove_prefix(end + 1);
+    }
+    command.first += reply.listed;
+  } while (reply.listed != 0 && command.first < reply.total && functions->size() < most);
+  return CUDA_SUCCESS;
+}
+
 CUresult FindGlobal(Call& call, ModuleRecord& owner, std::string_view name, bool library,
                     CUdeviceptr* address, size_t* bytes) {
   const auto key = std::make_pair(&call.context(), std::string(name));
@@ -424,6 +457,25 @@ CUresult CuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
   if (found == nullptr) return call.result();
   *function = reinterpret_cast<CUfunction>(found->handle.bits);
   return CUDA_SUCCESS;
+}
+
+CUresult FunctionsOf(CUmodule module, size_t most, std::vector<Handle>* functions) {
+  Call call(Function::kCuModuleEnumerateFunctions, Call::kContext);
+  uint64_t wire = 0;
+  if (!call.ready() || !call.Module(module, &wire)) return call.result();
+  ModuleRecord* const record = call.objects().modules.Find(HandleOf(module));
+  if (record == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return ListFunctions(call, *record, call.objects().functions, most, functions);
+}
+
+CUresult CuModuleEnumerateFunctions(CUfunction* functions, unsigned int count, CUmodule module) {
+  if (count > 0 && functions == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<Handle> found;
+  const CUresult result = FunctionsOf(module, count, &found);
+  for (size_t i = 0; i < found.size(); ++i) {
+    functions[i] = reinterpret_cast<CUfunction>(found[i].bits);
+  }
+  return result;
 }
 
 CUresult CuModuleGetGlobal(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "custom_server.gen.h"
 #include "protocol/operations.h"
+#include "server/exec/link.h"
 #include "server/worker/operations.h"
 #include "server/worker/worker.h"
 
@@ -73,6 +74,11 @@ struct Loading {
   size_t next_pull = 0, pulling = 0;
   bool refused = false;
   std::string info_log, error_log;
+  // An input of a link.
+  std::shared_ptr<Link> link;
+  CUjitInputType input_type = CU_JIT_INPUT_PTX;
+  uint64_t input_bytes = 0;
+  std::string input_name;
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
   CUresult result = CUDA_SUCCESS;
@@ -140,6 +146,15 @@ void Load(const Driver& driver, Loading& loading) {
   }
   const void* image = ImagePointer(loading);
   const auto count = static_cast<unsigned>(jit_names.size());
+  if (loading.link != nullptr) {
+    // The logs are the link's own.
+    loading.result = driver.cuLinkAddData_v2(
+        loading.link->state, loading.input_type, const_cast<void*>(image), loading.input_bytes,
+        loading.input_name.c_str(), count, jit_names.data(), jit_values.data());
+    loading.info_log = TextOf(loading.link->info_log);
+    loading.error_log = TextOf(loading.link->error_log);
+    return;
+  }
   if (command.kind == ModuleKind::kModule) {
     loading.result = count == 0 ? driver.cuModuleLoadData(&loading.module, image)
                                 : driver.cuModuleLoadDataEx(&loading.module, image, count,
@@ -163,7 +178,7 @@ void Load(const Driver& driver, Loading& loading) {
 // Back on the dispatch thread.
 void FinishLoad(Worker& worker, Loading& loading) {
   const LoadModuleCommand& command = loading.command;
-  if (loading.result == CUDA_SUCCESS) {
+  if (loading.result == CUDA_SUCCESS && loading.link == nullptr) {
     bool adopted;
     if (command.kind == ModuleKind::kModule) {
       ModuleRecord record;
@@ -323,13 +338,15 @@ CUresult FoundVariable(CallContext& call, CUresult result, CUdeviceptr address, 
 
 }  // namespace
 
-CUresult ServeLoadModule(CallContext& call, Reader& reader) {
-  auto loading = std::make_shared<Loading>(call.worker());
+namespace {
+
+// What follows the command: the parts, the options, and of a link's input its name.
+CUresult ServeCode(CallContext& call, Reader& reader, const std::shared_ptr<Loading>& loading,
+                   uint32_t name_bytes) {
   LoadModuleCommand& command = loading->command;
   std::span<const ModulePart> parts;
-  if (!reader.Take(&command) || !FormatFits(command) ||
-      (command.kind != ModuleKind::kModule && command.kind != ModuleKind::kLibrary) ||
-      command.info_log_bytes > kMaxJitLogBytes || command.error_log_bytes > kMaxJitLogBytes ||
+  if (!FormatFits(command) || command.info_log_bytes > kMaxJitLogBytes ||
+      command.error_log_bytes > kMaxJitLogBytes || name_bytes > kMaxNameBytes ||
       !reader.TakeArray(command.part_count, kMaxModuleParts, &parts) || !call.token().needed) {
     return call.Malformed("A module load is malformed.");
   }
@@ -372,28 +389,25 @@ CUresult ServeLoadModule(CallContext& call, Reader& reader) {
     loading->pulls.push_back(pull);
   }
   std::span<const JitOption> options;
-  if (!reader.TakeArray(command.option_count, kMaxJitOptions, &options) || !reader.AtEnd()) {
+  std::string_view name;
+  if (!reader.TakeArray(command.option_count, kMaxJitOptions, &options) ||
+      (name_bytes != 0 && !reader.TakeString(name_bytes, &name)) || !reader.AtEnd()) {
     return call.Malformed("A module load has impossible options.");
   }
+  loading->input_name = name.substr(0, name.find('\0'));
+  loading->input_bytes = parts[0].bytes;
   for (const JitOption& option : options) {
-    // These hold addresses; what they ask for travels as capacities. Of library options one holds
+    // Others hold addresses; what they ask for travels as capacities. Of library options one holds
     // an address and one is a promise about the client's memory: none travels.
-    const bool pointer =
-        option.is_library_option != 0 ||
-        (option.option == CU_JIT_INFO_LOG_BUFFER || option.option == CU_JIT_ERROR_LOG_BUFFER ||
-         option.option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES ||
-         option.option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES ||
-         option.option == CU_JIT_GLOBAL_SYMBOL_NAMES ||
-         option.option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES ||
-         option.option == CU_JIT_REFERENCED_KERNEL_NAMES ||
-         option.option == CU_JIT_REFERENCED_VARIABLE_NAMES);
-    if (pointer) return call.Malformed("A module load has an option that holds an address.");
+    if (!OptionIsScalar(option)) {
+      return call.Malformed("A module load has an option that holds an address.");
+    }
     loading->options.push_back(option);
   }
   Worker& worker = call.worker();
   loading->token = call.token();
   loading->context = worker.current();
-  if (command.kind == ModuleKind::kModule && loading->context == nullptr) {
+  if (command.kind != ModuleKind::kLibrary && loading->context == nullptr) {
     return CUDA_ERROR_INVALID_CONTEXT;
   }
   if (loading->pulls.empty()) {
@@ -408,6 +422,39 @@ CUresult ServeLoadModule(CallContext& call, Reader& reader) {
   loading->region = std::move(*region);
   PullMore(worker, loading);
   return kDeferred;
+}
+
+}  // namespace
+
+CUresult ServeLoadModule(CallContext& call, Reader& reader) {
+  auto loading = std::make_shared<Loading>(call.worker());
+  const LoadModuleCommand& command = loading->command;
+  if (!reader.Take(&loading->command) ||
+      (command.kind != ModuleKind::kModule && command.kind != ModuleKind::kLibrary)) {
+    return call.Malformed("A module load is malformed.");
+  }
+  return ServeCode(call, reader, loading, 0);
+}
+
+CUresult ServeLinkAdd(CallContext& call, Reader& reader) {
+  auto loading = std::make_shared<Loading>(call.worker());
+  LinkAddCommand command;
+  if (!reader.Take(&command) || command.load.kind != ModuleKind::kLinkInput ||
+      command.load.part_count != 1 || command.load.format == ImageFormat::kWrapper ||
+      command.load.format == ImageFormat::kWrapperV2) {
+    return call.Malformed("An input of a link is malformed.");
+  }
+  HandleTable<LinkRecord>& links = call.worker().objects().links;
+  LinkRecord* const record = links.Find(Handle{command.load.handle});
+  if (record == nullptr) {
+    return links.WasMinted(Handle{command.load.handle})
+               ? CUDA_ERROR_INVALID_HANDLE
+               : call.Malformed("A call names a link that was never made.");
+  }
+  loading->command = command.load;
+  loading->link = record->link;
+  loading->input_type = static_cast<CUjitInputType>(command.type);
+  return ServeCode(call, reader, loading, command.name_bytes);
 }
 
 CUresult ServeGetFunction(CallContext& call, Reader& reader) {
@@ -453,6 +500,53 @@ CUresult ServeGetFunction(CallContext& call, Reader& reader) {
   }
   call.reply().Put(info);
   call.reply().PutSection(parameters.data(), parameters.size() * sizeof(KernelParameter));
+  return CUDA_SUCCESS;
+}
+
+CUresult ServeListFunctions(CallContext& call, Reader& reader) {
+  ListFunctionsCommand command;
+  if (!reader.Take(&command) || !reader.AtEnd()) {
+    return call.Malformed("A list of functions is malformed.");
+  }
+  const Driver& driver = call.driver();
+  std::vector<std::string> names;
+  // What it has, and what each is called, with the functions of modules or of libraries.
+  const auto list = [&](auto owner, auto count_of, auto enumerate, auto name_of, auto none) {
+    unsigned count = 0;
+    CUresult result = count_of(&count, owner);
+    std::vector<decltype(none)> all(count);
+    if (result == CUDA_SUCCESS && count > 0) result = enumerate(all.data(), count, owner);
+    for (const auto one : all) {
+      const char* name = nullptr;
+      if (result == CUDA_SUCCESS) result = name_of(&name, one);
+      if (result == CUDA_SUCCESS) names.emplace_back(name);
+    }
+    return result;
+  };
+  CUresult result;
+  if (Handle{command.owner}.kind() == HandleKind::kLibrary) {
+    CUlibrary library;
+    if (!call.Library(command.owner, &library)) return call.error();
+    result = list(library, driver.cuLibraryGetKernelCount, driver.cuLibraryEnumerateKernels,
+                  driver.cuKernelGetName, CUkernel{});
+  } else {
+    CUmodule module;
+    if (!call.Module(command.owner, &module)) return call.error();
+    result = list(module, driver.cuModuleGetFunctionCount, driver.cuModuleEnumerateFunctions,
+                  driver.cuFuncGetName, CUfunction{});
+  }
+  if (result != CUDA_SUCCESS) return result;
+  ListFunctionsReply reply{};
+  reply.total = static_cast<uint32_t>(names.size());
+  std::string text;
+  for (size_t i = command.first; i < names.size(); ++i) {
+    if (text.size() + names[i].size() + 64 > call.reply().left()) break;
+    text.append(names[i].c_str(), names[i].size() + 1);
+    ++reply.listed;
+  }
+  reply.bytes = static_cast<uint32_t>(text.size());
+  call.reply().Put(reply);
+  call.reply().PutString(text);
   return CUDA_SUCCESS;
 }
 

@@ -94,6 +94,12 @@ struct LibraryRecord {
   CUresult tombstone = CUDA_SUCCESS;
   std::shared_ptr<std::byte> image;  // the driver may read it as long as it lives
 };
+// A link in progress. Jobs of the executor hold it as well.
+struct LinkRecord {
+  std::shared_ptr<struct Link> link;
+  CUresult tombstone = CUDA_SUCCESS;
+  Handle context;
+};
 // A function of a module, or a kernel of a library.
 struct FunctionRecord {
   CUfunction function = nullptr;
@@ -113,6 +119,7 @@ struct Objects {
   HandleTable<FunctionRecord> functions{HandleKind::kFunction};
   HandleTable<LibraryRecord> libraries{HandleKind::kLibrary};
   HandleTable<FunctionRecord> kernels{HandleKind::kKernel};
+  HandleTable<LinkRecord> links{HandleKind::kLink};
   HandleTable<StreamRecord> streams{HandleKind::kStream};
   HandleTable<EventRecord> events{HandleKind::kEvent};
   std::shared_ptr<ContextState> primaries[kMaxDevices];

@@ -27,6 +27,12 @@ const HandlerEntry kOperations[] = {
      kDelivers},
     {static_cast<uint32_t>(Operation::kLoadModule), "module load", ServeLoadModule, 0},
     {static_cast<uint32_t>(Operation::kGetFunction), "function lookup", ServeGetFunction, 0},
+    {static_cast<uint32_t>(Operation::kListFunctions), "list of functions", ServeListFunctions, 0},
+    {static_cast<uint32_t>(Operation::kLinkCreate), "link", ServeLinkCreate, 0},
+    {static_cast<uint32_t>(Operation::kLinkAdd), "input of a link", ServeLinkAdd, 0},
+    {static_cast<uint32_t>(Operation::kLinkComplete), "end of a link", ServeLinkComplete, 0},
+    {static_cast<uint32_t>(Operation::kLinkRead), "result of a link", ServeLinkRead, 0},
+    {static_cast<uint32_t>(Operation::kLinkDestroy), "destroying of a link", ServeLinkDestroy, 0},
     {static_cast<uint32_t>(Operation::kWaitStreamProgress), "wait for progress",
      ServeWaitStreamProgress, 0},
     {static_cast<uint32_t>(Operation::kHostFunction), "host function", ServeHostFunction, 0},
@@ -432,6 +438,7 @@ void Worker::ForgetContext(const std::shared_ptr<ContextState>& context) {
   context->retiring.clear();
   const Handle own = context->handle;
   forget(objects_.events, [own](const EventRecord& record) { return record.context == own; });
+  forget(objects_.links, [own](const LinkRecord& record) { return record.context == own; });
   const auto modules =
       forget(objects_.modules, [own](const ModuleRecord& record) { return record.context == own; });
   for (Handle module : modules) {
