@@ -4,8 +4,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <system_error>
 
@@ -30,16 +30,6 @@ constexpr int64_t kRoundMs = 1000;
 constexpr int kExitDrainMs = 2000;
 
 constexpr CUresult kLost = CUDA_ERROR_DEVICE_UNAVAILABLE;
-
-// The program's own descriptors: written fully, in order, whatever they are.
-void WriteFully(int descriptor, std::span<const std::byte> text) {
-  while (!text.empty()) {
-    const ssize_t written = write(descriptor, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;  // closed by the program: nobody wants it
-    text = text.subspan(written);
-  }
-}
 
 }  // namespace
 
@@ -337,9 +327,11 @@ void Session::OnOutput(std::span<const std::byte> body) {
   OutputHeader output;
   std::span<const std::byte> text;
   if (!reader.Take(&output) || !reader.TakeSection(output.bytes, &text)) return;
-  if (output.descriptor == STDOUT_FILENO || output.descriptor == STDERR_FILENO) {
-    WriteFully(static_cast<int>(output.descriptor), text);
-  }
+  // Through the program's own streams, as the driver does: what it printed before comes before.
+  FILE* const stream = output.descriptor == STDOUT_FILENO   ? stdout
+                       : output.descriptor == STDERR_FILENO ? stderr
+                                                            : nullptr;
+  if (stream != nullptr) fwrite(text.data(), 1, text.size(), stream);
 }
 
 // --- The background thread ----------------------------------------------------------------------

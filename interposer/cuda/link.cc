@@ -56,7 +56,7 @@ CUresult Add(Call& call, const LinkRecord& link, CUjitInputType type, const void
 }  // namespace
 
 CUresult CuLinkCreate(unsigned int count, CUjit_option* options, void** values,
-                         CUlinkState* state) {
+                      CUlinkState* state) {
   Call call(Function::kCuLinkCreate, Call::kContext);
   LoadOptions read;
   if (!call.ready() || !call.Out(state) || !ReadJitOptions(call, count, options, values, &read)) {
@@ -89,16 +89,15 @@ CUresult CuLinkCreate(unsigned int count, CUjit_option* options, void** values,
 }
 
 CUresult CuLinkAddData(CUlinkState state, CUjitInputType type, void* data, size_t size,
-                          const char* name, unsigned int count, CUjit_option* options,
-                          void** values) {
+                       const char* name, unsigned int count, CUjit_option* options, void** values) {
   Call call(Function::kCuLinkAddData, Call::kContext);
   const LinkRecord* const link = Find(call, state);
   if (link == nullptr) return call.result();
   return Add(call, *link, type, data, size, name, count, options, values);
 }
 
-CUresult CuLinkAddFile(CUlinkState state, CUjitInputType type, const char* path,
-                          unsigned int count, CUjit_option* options, void** values) {
+CUresult CuLinkAddFile(CUlinkState state, CUjitInputType type, const char* path, unsigned int count,
+                       CUjit_option* options, void** values) {
   Call call(Function::kCuLinkAddFile, Call::kContext);
   const LinkRecord* const link = Find(call, state);
   std::vector<char> content;

@@ -12,7 +12,6 @@
 
 namespace penstock::server {
 
-
 // The driver writes to logs and values for as long as the link lives. Touched by the executor alone
 // once it is made, but for `image` after the link is complete.
 struct Link {

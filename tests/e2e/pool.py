@@ -164,4 +164,62 @@ def leak_free():
             holder.wait()
 
 
+
+@case
+def random_kills(count="150"):
+    """Programs come and go, most of them killed at some moment, by a signal to them or to their worker.
+    Afterwards memory, slots, descriptors and processes are what they were. The count can be given."""
+    import random
+
+    random.seed(4)
+    with Shared('[pool]\nslots-per-gpu = 8\nmemory-per-slot = "100 MiB"\n') as daemon:
+        def descriptors():
+            return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+        def quiet():
+            return not descendants(daemon.pid)
+
+        _memory(daemon, "info")  # what the first session brings into being stays
+        wait_until(quiet, 10, "A worker stays.")
+        before = descriptors()
+        running, begun = [], 0
+        while begun < int(count) or running:
+            while begun < int(count) and len(running) < 6:
+                words = ["alloc:30", "async:20", "churn:10", "info", "read"]
+                random.shuffle(words)
+                running.append(start([program("device_memory"), *words, "read"],
+                                     client_env(daemon, PENSTOCK_WHEN_FULL="wait",
+                                                PENSTOCK_TRANSPORT=random.choice(["tcp", "shm"])),
+                                     stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.DEVNULL))
+                begun += 1
+            time.sleep(random.random() * 0.05)
+            victim = random.choice(running)
+            way = random.random()
+            workers = descendants(daemon.pid)
+            if way < 0.2 and workers:
+                try:
+                    os.kill(random.choice(workers), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            elif way < 0.4:
+                victim.stdin.close()  # it ends by itself
+            else:
+                victim.kill()
+            for program_ in running[:]:
+                if program_.stdin.closed or way >= 0.4 and program_ is victim:
+                    program_.wait(PROGRAM_LIMIT_S)
+                    running.remove(program_)
+        wait_until(quiet, 10, f"({len(descendants(daemon.pid))}) workers stay.")
+        check(descriptors() <= before, f"The daemon had ({before}) descriptors and has ({descriptors()}).")
+        # Eight slots of 100 MiB, each whole.
+        holders = [Conversation([program("device_memory"), "alloc:100", "say:here", "read"],
+                                client_env(daemon)) for _ in range(8)]
+        for holder in holders:
+            check_equal((holder.hear(), holder.hear()), ("alloc:100 CUDA_SUCCESS", "here"),
+                        "A program on a slot")
+        for holder in holders:
+            holder.__exit__()
+
+
 main()

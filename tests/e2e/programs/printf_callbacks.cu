@@ -32,6 +32,7 @@ void Print(const char* who, int round) {
 
 int main() {
   alarm(90);
+  printf("what the host says first comes first\n");  // and waits in stdout's buffer meanwhile
   cudaStream_t stream, other;
   CHECK(cudaStreamCreate(&stream));
   CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
