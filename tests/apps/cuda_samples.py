@@ -20,64 +20,62 @@ from pathlib import Path
 
 BUILD = Path(os.environ.get("PENSTOCK_BUILD", Path(__file__).resolve().parents[2] / "build"))
 
-# name: (folder, arguments, replacements in sources, kernels that are compiled to a fat binary beside
+# name: (arguments, replacements in sources, kernels that are compiled to a fat binary beside
 # it). A vector-wide interpreter is slow, so sizes and repetitions are cut, never what is computed.
-INTRODUCTION, UTILITIES, CONCEPTS = "0_Introduction", "1_Utilities", "2_Concepts_and_Techniques"
-FEATURES, PERFORMANCE = "3_CUDA_Features", "6_Performance"
 SAMPLES = {
-    "vectorAdd": (INTRODUCTION, [], [], []),
-    "vectorAddDrv": (INTRODUCTION, [], [], ["vectorAdd_kernel"]),
-    "matrixMul": (INTRODUCTION, [], [("int nIter = 300", "int nIter = 3")], []),
-    "matrixMulDrv": (INTRODUCTION, [], [], ["matrixMul_kernel"]),
-    "simpleStreams": (INTRODUCTION, [], [("16 * 1024 * 1024", "256 * 1024")], []),
-    "asyncAPI": (INTRODUCTION, [], [("16 * 1024 * 1024", "1024 * 1024")], []),
-    "simpleCallback": (INTRODUCTION, [], [], []),
-    "simpleAtomicIntrinsics": (INTRODUCTION, [], [], []),
-    "deviceQuery": (UTILITIES, [], [], []),
-    "deviceQueryDrv": (UTILITIES, [], [], []),
-    "simplePrintf": (INTRODUCTION, [], [], []),
-    "simpleAssert": (INTRODUCTION, [], [], []),
-    "clock": (INTRODUCTION, [], [], []),
-    "cppOverload": (INTRODUCTION, [], [], []),
-    "cppIntegration": (INTRODUCTION, [], [], []),
-    "fp16ScalarProduct": (INTRODUCTION, [], [], []),
-    "simpleTemplates": (INTRODUCTION, [], [], []),
-    "simpleMultiCopy": (INTRODUCTION, [], [("1 << 22", "1 << 18")], []),
-    "simpleMultiGPU": (INTRODUCTION, [], [("1048576 * 32", "1048576")], []),
-    "simpleOccupancy": (INTRODUCTION, [], [], []),
-    "simpleVoteIntrinsics": (INTRODUCTION, [], [], []),
-    "simpleCooperativeGroups": (INTRODUCTION, [], [], []),
-    "simplePitchLinearTexture": (INTRODUCTION, [], [], []),
-    "simpleTexture": (INTRODUCTION, [], [], []),
-    "simpleSurfaceWrite": (INTRODUCTION, [], [], []),
-    "simpleZeroCopy": (INTRODUCTION, [], [], []),
-    "simpleP2P": (INTRODUCTION, [], [], []),
-    "simpleDrvRuntime": (INTRODUCTION, [], [], ["vectorAdd_kernel"]),
-    "simpleHyperQ": (INTRODUCTION, [], [], []),
-    "simpleSeparateCompilation": (INTRODUCTION, [], [], []),
-    "mergeSort": (INTRODUCTION, [], [("4 * 1048576", "64 * 1024")], []),
-    "UnifiedMemoryStreams": (INTRODUCTION, [], [], []),
-    "concurrentKernels": (INTRODUCTION, [], [], []),
-    "inlinePTX": (CONCEPTS, [], [], []),
-    "reduction": (CONCEPTS, ["--n=65536"], [("testIterations = 100", "testIterations = 2")], []),
-    "scan": (CONCEPTS, [], [("13 * 1048576 / 2", "13 * 16384 / 2"), ("iCycles = 100", "iCycles = 1")], []),
-    "shfl_scan": (CONCEPTS, [], [], []),
-    "sortingNetworks": (CONCEPTS, [], [("1048576", "16384"), ("numIterations = 1", "numIterations = 1")], []),
-    "threadFenceReduction": (CONCEPTS, ["--n=65536"], [("testIterations = 100", "testIterations = 2")], []),
-    "histogram": (CONCEPTS, [], [("64 * 1048576", "1048576"), ("numRuns     = 16", "numRuns     = 1")], []),
-    "dct8x8": (CONCEPTS, [], [], []),
-    "radixSortThrust": (CONCEPTS, ["-n=65536"], [], []),
-    "reductionMultiBlockCG": (CONCEPTS, [], [("1 << 25", "1 << 18")], []),
-    "interval": (CONCEPTS, [], [], []),
-    "MC_EstimatePiP": (CONCEPTS, [], [], []),
-    "ptxjit": (FEATURES, [], [], []),
-    "simpleCudaGraphs": (FEATURES, [], [], []),
-    "newdelete": (FEATURES, [], [], []),
-    "globalToShmemAsyncCopy": (FEATURES, [], [], []),
-    "StreamPriorities": (FEATURES, [], [], []),
-    "transpose": (PERFORMANCE, [], [("NUM_REPS   100", "NUM_REPS   2"), ("NUM_REPS 100", "NUM_REPS 2")], []),
-    "alignedTypes": (PERFORMANCE, [], [("50000000", "500000"), ("NUM_ITERATIONS 32", "NUM_ITERATIONS 1")], []),
-    "UnifiedMemoryPerf": (PERFORMANCE, [], [], []),
+    "vectorAdd": ([], [], []),
+    "vectorAddDrv": ([], [], ["vectorAdd_kernel"]),
+    "matrixMul": ([], [("int nIter = 300", "int nIter = 3")], []),
+    "matrixMulDrv": ([], [], ["matrixMul_kernel"]),
+    "simpleStreams": ([], [("16 * 1024 * 1024", "256 * 1024")], []),
+    "asyncAPI": ([], [("16 * 1024 * 1024", "1024 * 1024")], []),
+    "simpleCallback": ([], [], []),
+    "simpleAtomicIntrinsics": ([], [], []),
+    "deviceQuery": ([], [], []),
+    "deviceQueryDrv": ([], [], []),
+    "simplePrintf": ([], [], []),
+    "simpleAssert": ([], [], []),
+    "clock": ([], [], []),
+    "cppOverload": ([], [], []),
+    "cppIntegration": ([], [], []),
+    "fp16ScalarProduct": ([], [], []),
+    "simpleTemplates": ([], [], []),
+    "simpleMultiCopy": ([], [("1 << 22", "1 << 18")], []),
+    "simpleMultiGPU": ([], [("1048576 * 32", "1048576")], []),
+    "simpleOccupancy": ([], [], []),
+    "simpleVoteIntrinsics": ([], [], []),
+    "simpleCooperativeGroups": ([], [], []),
+    "simplePitchLinearTexture": ([], [], []),
+    "simpleTexture": ([], [], []),
+    "simpleSurfaceWrite": ([], [], []),
+    "simpleZeroCopy": ([], [], []),
+    "simpleP2P": ([], [], []),
+    "simpleDrvRuntime": ([], [], ["vectorAdd_kernel"]),
+    "simpleHyperQ": ([], [], []),
+    "simpleSeparateCompilation": ([], [], []),
+    "mergeSort": ([], [("4 * 1048576", "64 * 1024")], []),
+    "UnifiedMemoryStreams": ([], [], []),
+    "concurrentKernels": ([], [], []),
+    "inlinePTX": ([], [], []),
+    "reduction": (["--n=65536"], [("testIterations = 100", "testIterations = 2")], []),
+    "scan": ([], [("13 * 1048576 / 2", "13 * 16384 / 2"), ("iCycles = 100", "iCycles = 1")], []),
+    "shfl_scan": ([], [], []),
+    "sortingNetworks": ([], [("1048576", "16384"), ("numIterations = 1", "numIterations = 1")], []),
+    "threadFenceReduction": (["--n=65536"], [("testIterations = 100", "testIterations = 2")], []),
+    "histogram": ([], [("64 * 1048576", "1048576"), ("numRuns     = 16", "numRuns     = 1")], []),
+    "dct8x8": ([], [], []),
+    "radixSortThrust": (["-n=65536"], [], []),
+    "reductionMultiBlockCG": ([], [("1 << 25", "1 << 18")], []),
+    "interval": ([], [], []),
+    "MC_EstimatePiP": ([], [], []),
+    "ptxjit": ([], [], []),
+    "simpleCudaGraphs": ([], [], []),
+    "newdelete": ([], [], []),
+    "globalToShmemAsyncCopy": ([], [], []),
+    "StreamPriorities": ([], [], []),
+    "transpose": ([], [("NUM_REPS   100", "NUM_REPS   2"), ("NUM_REPS 100", "NUM_REPS 2")], []),
+    "alignedTypes": ([], [("50000000", "500000"), ("NUM_ITERATIONS 32", "NUM_ITERATIONS 1")], []),
+    "UnifiedMemoryPerf": ([], [], []),
 }
 LIBRARIES = {"MC_EstimatePiP": ["-lcurand"]}
 LIMIT_S = 300
@@ -86,8 +84,10 @@ TIMES = re.compile(r"(\d\.\d+ *(ms|msec|s|sec|GB/s|GFlop/s|MB/s|MElements/s))|[T
 
 
 def build(name, checkout, work):
-    folder, _, changes, kernels = SAMPLES[name]
-    source, target = checkout / "Samples" / folder / name, work / name
+    _, changes, kernels = SAMPLES[name]
+    source, target = next(checkout.glob(f"Samples/*/{name}"), None), work / name
+    if source is None:
+        return "not in this checkout"
     if (target / name).exists():
         return ""
     shutil.rmtree(target, ignore_errors=True)
@@ -117,7 +117,7 @@ def build(name, checkout, work):
 def run(name, work, environment):
     began = time.monotonic()
     try:
-        done = subprocess.run([f"./{name}", *SAMPLES[name][1]], cwd=work / name, env=environment,
+        done = subprocess.run([f"./{name}", *SAMPLES[name][0]], cwd=work / name, env=environment,
                               capture_output=True, text=True, errors="replace", timeout=LIMIT_S,
                               check=False)
         status, out, err = done.returncode, done.stdout, done.stderr

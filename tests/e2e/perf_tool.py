@@ -29,6 +29,24 @@ def transport():
 
 
 @case
+def plot():
+    """The picture is a PNG of the size that it should have, and no picture is no success."""
+    with Scratch() as scratch:
+        picture = scratch / "it's.png"
+        command = [PERF, "tcp", "--seconds", "0.01", "--most", "256KiB", "--plot", picture]
+        check_ok(run(command, plain_env()), "penstock-perf --plot")
+        with open(picture, "rb") as file:
+            head = file.read(24)
+        check_equal((head[:8], int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")),
+                    (b"\x89PNG\r\n\x1a\n", 1200, 750), "The picture")
+        nowhere = run([*command[:-1], "/nowhere/picture.png"], plain_env())
+        check(nowhere.status != 0 and "gnuplot does not draw (/nowhere/picture.png)" in nowhere.err,
+              f"Where it cannot write it says ({nowhere.err}).")
+        sizeless = run([*command, "--only", "no such row"], plain_env())
+        check(sizeless.status != 0, "Nothing is drawn, and it says nothing of that.")
+
+
+@case
 def two_ends():
     """The serving end takes one client after the other, and what is no client does not end it."""
     with Daemonless() as ends:

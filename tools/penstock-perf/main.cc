@@ -18,6 +18,7 @@
 #include "tools/penstock-perf/link.h"
 #include "tools/penstock-perf/moves.h"
 #include "tools/penstock-perf/perftest.h"
+#include "tools/penstock-perf/plot.h"
 #include "tools/penstock-perf/rows.h"
 
 namespace penstock::perf {
@@ -54,8 +55,14 @@ constexpr char kDeviceFooter[] =
     "  penstock run --server gpu7:14833 -- penstock-perf device -o json > remote.json\n"
     "  penstock-perf compare native.json remote.json";
 
+struct Output {
+  std::string format = "table";
+  std::string plot;  // a file; empty: none
+};
+
 struct Options {
-  std::string transport, serve, connect, rails, from, meanwhile, format = "table";
+  std::string transport, serve, connect, rails, from, meanwhile;
+  Output output;
   uint64_t connects = 0;
   uint64_t least = 64 << 10, most = 64ull << 20;
   std::vector<std::string> only;
@@ -69,8 +76,12 @@ int Report(const Error& error) {
   return 1;
 }
 
-void Print(const std::vector<Row>& rows, const std::string& format) {
-  fputs((format == "json" ? AsJson(rows) : AsTable(rows)).c_str(), stdout);
+// To stdout and into the picture. The exit status.
+int Show(const std::vector<Row>& rows, const Output& output) {
+  fputs((output.format == "json" ? AsJson(rows) : AsTable(rows)).c_str(), stdout);
+  if (output.plot.empty()) return 0;
+  const Status drawn = Plot(rows, output.plot);
+  return drawn ? 0 : Report(drawn.error());
 }
 
 // HOST:PORT, [HOST]:PORT or PORT.
@@ -246,8 +257,7 @@ int RunLink(const Options& options) {
     }
   }
   const auto rows = Dialled(host, port, options);
-  if (rows) Print(*rows, options.format);
-  const int status = rows ? 0 : Report(rows.error());
+  const int status = rows ? Show(*rows, options.output) : Report(rows.error());
   if (child > 0) {
     kill(child, SIGTERM);
     waitpid(child, nullptr, 0);
@@ -255,20 +265,18 @@ int RunLink(const Options& options) {
   return status;
 }
 
-int RunDevice(const DeviceOptions& options, const std::string& format) {
+int RunDevice(const DeviceOptions& options, const Output& output) {
   const auto rows = MeasureDevice(options);
   if (!rows) return Report(rows.error());
-  Print(*rows, format);
-  return 0;
+  return Show(*rows, output);
 }
 
-int Compare(const std::string& baseline, const std::string& measured, const std::string& format) {
+int Compare(const std::string& baseline, const std::string& measured, const Output& output) {
   const auto before = ReadRows(baseline);
   if (!before) return Report(before.error());
   const auto after = ReadRows(measured);
   if (!after) return Report(after.error());
-  Print(Against(*after, *before, baseline.substr(baseline.rfind('/') + 1)), format);
-  return 0;
+  return Show(Against(*after, *before, baseline.substr(baseline.rfind('/') + 1)), output);
 }
 
 CLI::App* AddLink(CLI::App& app, const char* name, const char* about, Options& options) {
@@ -332,8 +340,12 @@ int Main(int argc, char** argv) {
   compare->add_option("BASELINE", baseline)->required()->check(CLI::ExistingFile.description(""));
   compare->add_option("MEASURED", measured)->required()->check(CLI::ExistingFile.description(""));
   for (CLI::App* command : {rdma, tcp, device, compare}) {
-    command->add_option("-o", options.format, "table (default) or json")
+    command->add_option("-o", options.output.format, "table (default) or json")
         ->check(CLI::IsMember({"table", "json"}).description(""));
+    command
+        ->add_option("--plot", options.output.plot,
+                     "Draw the speed of moves over their size as well; takes gnuplot")
+        ->type_name("FILE.png");
   }
   rdma->callback([&] {
     work = [&] {
@@ -347,8 +359,8 @@ int Main(int argc, char** argv) {
       return RunLink(options);
     };
   });
-  device->callback([&] { work = [&] { return RunDevice(device_options, options.format); }; });
-  compare->callback([&] { work = [&] { return Compare(baseline, measured, options.format); }; });
+  device->callback([&] { work = [&] { return RunDevice(device_options, options.output); }; });
+  compare->callback([&] { work = [&] { return Compare(baseline, measured, options.output); }; });
   CLI11_PARSE(app, argc, argv);
   return work();
 }
