@@ -115,8 +115,11 @@ CUresult Launch(Call& call, CUfunction hfunction, const LaunchShape& shape, CUst
       !CheckShape(call, *function, shape)) {
     return call.result();
   }
-  // A stream of another context cannot run it.
-  if (call.stream()->context != &call.context()) return CUDA_ERROR_INVALID_HANDLE;
+  // A stream of another context cannot run it, and a function of another one cannot be run here.
+  if (call.stream()->context != &call.context() ||
+      (function->context != nullptr && function->context != &call.context())) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
 
   const uint32_t block_bytes = function->info.parameter_bytes;
   alignas(8) std::byte small_block[kStackParameterBytes];

@@ -43,7 +43,7 @@ def _rules():
     for name in ("context_migration", "bad_handles", "bad_addresses", "small_rules",
                  "before_init", "printf_blocks", "printf_callbacks", "kernel_assert",
                  "device_reset", "memory_numbers", "sync_upload", "release_after_data",
-                 "steady_rounds", "volumes", "link"):
+                 "steady_rounds", "volumes", "link", "kernel_kinds", "everyday_mistakes"):
         rules[name] = Rule([name])
     for kind in ("quiet", "calls", "exec"):
         rules[f"forks_{kind}"] = Rule(["forks", kind])
