@@ -78,7 +78,9 @@ void Parse(uint8_t which, std::span<const std::byte> bytes) {
       if (auto decision = ParsePathDecision(bytes)) RequireText(decision->text);
       break;
     case 9:
-      if (auto role = PeekRole(bytes)) Require(*role == Role::kControl || *role == Role::kBulk);
+      if (auto role = PeekRole(bytes)) {
+        Require(*role == Role::kControl || *role == Role::kBulk || *role == Role::kManagement);
+      }
       break;
   }
 }
