@@ -90,6 +90,11 @@ def threads():
 
 
 @case
+def strays():
+    _same("strays")
+
+
+@case
 def survive():
     """One server goes; what is on the other one stays."""
     with Two() as two:

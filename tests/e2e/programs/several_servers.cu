@@ -8,6 +8,7 @@
 //   symbols    one variable and one kernel, on each device its own
 //   pinned     one piece of pinned memory, copied to and from each device
 //   threads    a thread per device
+//   strays     objects of one device where another's are wanted: refused, and nothing is disturbed
 //   survive    reads a line from stdin in the middle; then says which devices still work
 #include <cuda_runtime.h>
 
@@ -317,6 +318,42 @@ void Threads() {
   }
 }
 
+void Strays() {
+  const int count = Count();
+  std::vector<cudaStream_t> streams(count);
+  std::vector<cudaEvent_t> events(count);
+  std::vector<uint32_t*> words(count);
+  for (int i = 0; i < count; ++i) {
+    CHECK(cudaSetDevice(i));
+    CHECK(cudaStreamCreate(&streams[i]));
+    CHECK(cudaEventCreate(&events[i]));
+    CHECK(cudaMalloc(&words[i], 4));
+    CHECK(cudaMemset(words[i], 0, 4));
+    CHECK(cudaDeviceSynchronize());
+  }
+  for (int a = 0; a < count; ++a) {
+    for (int b = 0; b < count; ++b) {
+      if (a == b) continue;
+      CHECK(cudaSetDevice(a));
+      printf("%d in %d: event %s", b, a, cudaGetErrorName(cudaEventRecord(events[b], streams[a])));
+      Add<<<1, 1, 0, streams[b]>>>(words[a], 5);
+      printf(", launch %s\n", cudaGetErrorName(cudaGetLastError()));
+    }
+  }
+  // Gone, they are nobody's.
+  CHECK(cudaSetDevice(0));
+  CHECK(cudaStreamDestroy(streams[count - 1]));
+  CHECK(cudaEventDestroy(events[count - 1]));
+  printf("a destroyed event: %s\n", cudaGetErrorName(cudaEventQuery(events[count - 1])));
+  for (int i = 0; i < count; ++i) {
+    CHECK(cudaSetDevice(i));
+    Add<<<1, 1>>>(words[i], i + 1);
+    uint32_t got = 0;
+    CHECK(cudaMemcpy(&got, words[i], 4, cudaMemcpyDeviceToHost));
+    printf("device %d still counts to %u\n", i, got);
+  }
+}
+
 void Survive() {
   const int count = Count();
   std::vector<uint32_t*> word(count);
@@ -341,8 +378,9 @@ void Survive() {
 
 int main(int argc, char** argv) {
   const std::map<std::string, void (*)()> modes = {
-      {"count", CountDevices}, {"copies", Copies}, {"ring", Ring},       {"addresses", Addresses},
-      {"symbols", Symbols},    {"pinned", Pinned}, {"threads", Threads}, {"survive", Survive}};
+      {"count", CountDevices},  {"copies", Copies},   {"ring", Ring},
+      {"addresses", Addresses}, {"symbols", Symbols}, {"pinned", Pinned},
+      {"strays", Strays},       {"threads", Threads}, {"survive", Survive}};
   const auto mode = modes.find(argc > 1 ? argv[1] : "");
   if (mode == modes.end()) {
     fprintf(stderr, "There is no such mode.\n");
