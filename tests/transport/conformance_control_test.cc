@@ -165,8 +165,14 @@ TEST_CASE("event_fd becomes readable after Arm, also for an interrupt", "[contro
   FOR_EVERY_BACKEND(backend);
   Pair pair = backend.make({});
   Collector collector;
-  REQUIRE(pair.far->Arm());
-  CHECK_FALSE(Readable(pair.far->event_fd(), 0));
+  // What a connection says to itself in its first moments (credits, a sign of life) wakes it for
+  // nothing; then it is quiet.
+  bool quiet = false;
+  for (int i = 0; i < 100 && !quiet; ++i) {
+    quiet = pair.far->Arm() && !Readable(pair.far->event_fd(), 0);
+    if (!quiet) CHECK(pair.far->Poll(8, collector) == 0);
+  }
+  CHECK(quiet);
   Send(*pair.near, 40, 1);
   // It may be readable for less than a frame, too (a credit), but then Arm says so.
   bool armed = true;
