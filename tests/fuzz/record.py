@@ -204,6 +204,26 @@ def write_rdma(corpus):
             write(corpus, "rdma", bytes([switches]) + edit)
 
 
+# A link and a list of functions, with as little around them as can be: a seed is short.
+LINK = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, state, module, image = (ctypes.c_void_p() for _ in range(4))
+size, count, function = ctypes.c_size_t(), ctypes.c_uint(), ctypes.c_void_p()
+cuda.cuInit(0)
+cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+ptx = b".version 6.3\\n.target sm_70\\n.address_size 64\\n.visible .entry k() { ret; }\\n"
+for _ in range(2):
+    cuda.cuLinkCreate_v2(0, None, None, ctypes.byref(state))
+    cuda.cuLinkAddData_v2(state, 1, ptx, ctypes.c_size_t(len(ptx) + 1), b"k.ptx", 0, None, None)
+    cuda.cuLinkComplete(state, ctypes.byref(image), ctypes.byref(size))
+    cuda.cuModuleLoadData(ctypes.byref(module), image)
+    cuda.cuLinkDestroy(state)
+    cuda.cuModuleGetFunctionCount(ctypes.byref(count), module)
+    cuda.cuModuleEnumerateFunctions(ctypes.byref(function), 1, module)
+"""
+
+
 def main():
     corpus = sys.argv[1]
     write_tcp(corpus)
@@ -218,6 +238,7 @@ def main():
     for name in ("bad_handles", "bad_addresses", "memory_numbers", "small_rules", "device_reset",
                  "forks", "before_init"):
         record(corpus, [program(name)])
+    record(corpus, [sys.executable, "-c", LINK])
     write_paths(corpus)
 
 
