@@ -28,8 +28,12 @@ foreach(variant static per_thread rdc ptx_only)  # `shared` needs a toolkit besi
   install(DIRECTORY ${CMAKE_BINARY_DIR}/bin/samples/${variant} DESTINATION samples
           USE_SOURCE_PERMISSIONS)
 endforeach()
-install(FILES /usr/share/doc/libseccomp2/copyright DESTINATION licenses RENAME libseccomp)
-install(FILES /usr/share/doc/libstdc++6/copyright DESTINATION licenses RENAME libstdc++)
+# Of whatever is inside our programs or lies beside them.
+foreach(package libseccomp2 libstdc++6 libcapnp-dev libsodium-dev libtomlplusplus-dev libcli11-dev
+                nlohmann-json3-dev libexpected-dev libzstd-dev liblz4-dev)
+  string(REGEX REPLACE "(2|6|-dev|3-dev)$" "" name ${package})
+  install(FILES /usr/share/doc/${package}/copyright DESTINATION licenses RENAME ${name})
+endforeach()
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION .)
 install(FILES ${CMAKE_SOURCE_DIR}/docs/tarball.md DESTINATION . RENAME README.md)
 
