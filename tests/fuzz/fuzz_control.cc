@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <memory>
 
 #include "control/server.h"
@@ -41,7 +42,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   char answer[4096];
   pollfd ready = {socket.get(), POLLIN, 0};
   do {
-    fuzz::Require(poll(&ready, 1, 10'000) == 1);  // it neither answers nor hangs up
+    int seen;
+    do {
+      seen = poll(&ready, 1, 10'000);
+    } while (seen < 0 && errno == EINTR);  // libFuzzer's own timer
+    fuzz::Require(seen == 1);              // else it neither answers nor hangs up
   } while (read(socket.get(), answer, sizeof answer) > 0);
   return 0;
 }
