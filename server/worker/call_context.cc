@@ -187,9 +187,14 @@ bool CallContext::DeviceRange3D(CUdeviceptr address, uint64_t pitch, uint64_t ro
 }
 
 CUresult CallContext::AdoptStream(uint64_t wire, CUresult result, CUstream stream) {
+  const auto context = worker_->current();
+  if (result == CUDA_SUCCESS && context == nullptr) {
+    // The driver still has a context that this session has none of any more.
+    worker_->driver().cuStreamDestroy_v2(stream);
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  }
   StreamRecord record;
   record.tombstone = result;
-  const auto context = worker_->current();
   if (result == CUDA_SUCCESS) {
     record.state = std::make_shared<StreamState>();
     record.state->handle = Handle{wire};
